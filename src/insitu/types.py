@@ -1,0 +1,309 @@
+"""The words that every room shares: what is asked, what is answered, who may refuse.
+
+Not here: anything with arrays, text processing, HTTP or policy. Everything is a frozen value or a
+protocol, and importing this module costs nothing.
+
+Always true: a ``Request`` is what was asked and never changes; a ``Delta`` is complete in itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended: an end id or stop string, or a limit on its length."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Refusal(Exception):
+    """A request that will not be served, with the reason a caller can act on.
+
+    ``status`` is the HTTP status it maps to, ``kind`` the error type of OpenAI's API, ``param`` the
+    path of the field at fault, ``code`` a stable machine-readable word.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+
+class RequestFailed(Exception):
+    """A request that was admitted and then failed inside; the server and other requests live on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call an assistant message made earlier: its id, the tool's name, arguments as JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat. Content parts are already joined (by nothing); None is an absent text."""
+
+    role: str
+    content: str | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    ``max_tokens`` None means to the end of the context. ``temperature`` 0 is greedy. ``top_k`` None,
+    ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None draws one, which the answer reports.
+    ``logprobs`` None gives none; a number asks for that many alternatives beside the sampled token.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    MAX_LOGPROBS = 20
+    MAX_STOP = 16
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing, naming the field."""
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _require("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        _require("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0")
+        _require("top_k", self.top_k is None or self.top_k >= 1, "at least 1, or absent for no limit")
+        _require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        _require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
+        _require("seed", self.seed is None or 0 <= self.seed < 2**64, "from 0 to 2**64 - 1")
+        _require("stop", len(self.stop) <= self.MAX_STOP and all(self.stop), f"up to {self.MAX_STOP} non-empty strings")
+        _require(
+            "logprobs", self.logprobs is None or 0 <= self.logprobs <= self.MAX_LOGPROBS, f"from 0 to {self.MAX_LOGPROBS}"
+        )
+
+
+def _require(param: str, holds: bool, wanted: str) -> None:  # noqa: FBT001
+    if not holds:
+        raise Refusal(f"{param} must be {wanted}.", param=param, code="invalid_value")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asked for. Exactly one of ``messages`` and ``prompt`` is given.
+
+    ``prompt`` is text, or token ids (any id of the vocabulary). ``parse_special`` lets the text of a
+    prompt spell control tokens; in a chat only the template's own characters ever can.
+    """
+
+    request_id: str
+    model: str
+    messages: tuple[Message, ...] | None = None
+    prompt: str | tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    parse_special: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request turned into ids and ready to run; ``max_tokens`` and ``seed`` are resolved."""
+
+    request: Request
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    prompt_text: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many tokens the prompt has, special tokens included."""
+        return len(self.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token with its log-probability (nats, of the model before any processor).
+
+    ``bytes`` are the token's true bytes, ``text`` what it shows alone (U+FFFD where they are not
+    UTF-8). ``top`` are the most likely alternatives, most likely first.
+    """
+
+    token_id: int
+    logprob: float
+    text: str
+    bytes: bytes
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens to be counted (and billed) for a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained. Text and token ids run in step: the ids' text is never held back.
+
+    The last delta of a choice carries ``finish_reason`` and ``usage``.
+    """
+
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    content: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: a tenant's name (never a key), or None where no keys are in use."""
+
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What is served: names, digest of the file, and every setting that can change a bit of output."""
+
+    name: str
+    aliases: tuple[str, ...]
+    architecture: str
+    digest: str
+    size_bytes: int
+    created: int
+    max_model_len: int
+    vocab_size: int
+    numeric_settings: Mapping[str, str]
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine's plain counters and gauges (``engine/stats`` owns them)."""
+
+    num_running: int
+    num_waiting: int
+    num_kv_blocks: int
+    num_kv_blocks_used: int
+    counters: Mapping[str, int]
+    histograms: Mapping[str, Histogram]
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Cumulative-free bucket counts: ``counts[i]`` values at most ``bounds[i]``, the last unbounded."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Ids of a prompt and, for a chat, the text its template rendered."""
+
+    token_ids: tuple[int, ...]
+    prompt_text: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Generator(Protocol):
+    """What a server is given: text in, deltas out."""
+
+    async def prepare(self, request: Request) -> Prepared:
+        """Turn a request into ids, or raise ``Refusal``."""
+        ...
+
+    def stream(self, prepared: Prepared, caller: Caller) -> AsyncIterator[Delta]:
+        """Yield deltas until every choice finished; closing the iterator aborts the request."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; unknown ids are ignored."""
+        ...
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """Ids of a prompt or of rendered messages, without running anything."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, control tokens shown; an id outside the vocabulary is a ``Refusal``."""
+        ...
+
+    def describe(self) -> ModelCard:
+        """What is served."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters as they stand."""
+        ...
+
+
+class TokenConstraint(Protocol):
+    """Something that narrows which token may come next (grammar, budget, banned words)."""
+
+    def fill_mask(self, out: memoryview) -> bool:
+        """Set one bit per allowed token; return False if every token is allowed."""
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """Take in one accepted token."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last accepted tokens."""
+        ...
+
+    def fork(self) -> TokenConstraint:
+        """An independent copy in the same state."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Ids that must come next whatever the model says, in order; empty if none."""
+        ...

@@ -9,10 +9,12 @@ Always true: a ``Request`` is what was asked and never changes; a ``Delta`` is c
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 
 class FinishReason(StrEnum):
@@ -77,7 +79,7 @@ class Message:
 class SamplingParams:
     """How the next token is chosen, and when to stop.
 
-    ``max_tokens`` None means to the end of the context. ``temperature`` 0 is greedy. ``top_k`` None,
+    ``max_tokens`` None: to the end of the context. ``temperature`` 0 is greedy. ``top_k`` None,
     ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None draws one, which the answer reports.
     ``logprobs`` None gives none; a number asks for that many alternatives beside the sampled token.
     """
@@ -88,8 +90,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
@@ -98,21 +100,34 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, naming the field."""
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _require("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
-        _require("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0")
-        _require("top_k", self.top_k is None or self.top_k >= 1, "at least 1, or absent for no limit")
+        _require(
+            "temperature",
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "a finite number >= 0",
+        )
+        _require(
+            "top_k", self.top_k is None or self.top_k >= 1, "at least 1, or absent for no limit"
+        )
         _require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         _require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         _require("seed", self.seed is None or 0 <= self.seed < 2**64, "from 0 to 2**64 - 1")
-        _require("stop", len(self.stop) <= self.MAX_STOP and all(self.stop), f"up to {self.MAX_STOP} non-empty strings")
         _require(
-            "logprobs", self.logprobs is None or 0 <= self.logprobs <= self.MAX_LOGPROBS, f"from 0 to {self.MAX_LOGPROBS}"
+            "stop",
+            len(self.stop) <= self.MAX_STOP and all(self.stop),
+            f"up to {self.MAX_STOP} non-empty strings",
+        )
+        _require(
+            "logprobs",
+            self.logprobs is None or 0 <= self.logprobs <= self.MAX_LOGPROBS,
+            f"from 0 to {self.MAX_LOGPROBS}",
         )
 
 
-def _require(param: str, holds: bool, wanted: str) -> None:  # noqa: FBT001
+def _require(param: str, holds: bool, wanted: str) -> None:
     if not holds:
         raise Refusal(f"{param} must be {wanted}.", param=param, code="invalid_value")
 
@@ -121,8 +136,8 @@ def _require(param: str, holds: bool, wanted: str) -> None:  # noqa: FBT001
 class Request:
     """What a caller asked for. Exactly one of ``messages`` and ``prompt`` is given.
 
-    ``prompt`` is text, or token ids (any id of the vocabulary). ``parse_special`` lets the text of a
-    prompt spell control tokens; in a chat only the template's own characters ever can.
+    ``prompt`` is text, or token ids (any id of the vocabulary). ``parse_special`` lets a prompt's text
+    spell control tokens; in a chat only the template's own characters ever can.
     """
 
     request_id: str
@@ -208,7 +223,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What is served: names, digest of the file, and every setting that can change a bit of output."""
+    """What is served: names, the file's digest, and every setting that can change a bit."""
 
     name: str
     aliases: tuple[str, ...]
@@ -237,7 +252,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Cumulative-free bucket counts: ``counts[i]`` values at most ``bounds[i]``, the last unbounded."""
+    """``counts[i]`` values lie at or below ``bounds[i]`` and above the bound before it."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]

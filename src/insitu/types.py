@@ -136,7 +136,7 @@ def _require(param: str, holds: bool, wanted: str) -> None:
 class Request:
     """What a caller asked for. Exactly one of ``messages`` and ``prompt`` is given.
 
-    ``prompt`` is text, or token ids (any id of the vocabulary). ``parse_special`` lets a prompt's text
+    ``prompt`` is text, or token ids (any of the vocabulary). ``parse_special`` lets a prompt's text
     spell control tokens; in a chat only the template's own characters ever can.
     """
 

@@ -1,17 +1,26 @@
 """A forward pass, recorded once as a flat list of operators over named tensors.
 
-Not here: any arithmetic. A ``Program`` is data; ``reference`` and ``native`` interpret it, and
-``passes`` rewrite it. ``ops`` checks shapes while recording.
+Not here: any arithmetic. A ``Program`` is data; ``reference`` and ``native`` interpret it,
+``passes`` rewrite it, ``memory`` places its tensors. ``ops`` checks shapes while recording.
 
 Always true: an operator's inputs were recorded before it; a view never owns memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.kernels import ops as rules
+from insitu.kernels.pack import PackedLinear
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
 
 
 class Rows(StrEnum):
@@ -41,6 +50,21 @@ class Tensor:
     base: Tensor | None = None
     column: int = 0
 
+    @property
+    def owner(self) -> Tensor:
+        """The tensor whose memory this is: itself, or the base of a view."""
+        return self if self.base is None else self.base
+
+    def split(self, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """Views of neighbouring columns, in order."""
+        rules.split(self, sizes)
+        views, column = [], self.column
+        for index, size in enumerate(sizes):
+            name = f"{self.name}.{index}"
+            views.append(Tensor(name, self.rows, size, self.dtype, self.owner, column))
+            column += size
+        return tuple(views)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
@@ -51,3 +75,154 @@ class Op:
     outputs: tuple[Tensor, ...]
     weight: Any = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class BatchArrays(Protocol):
+    """One step's work as arrays; tokens of a sequence are consecutive rows. T, S, R as in ``Rows``."""
+
+    @property
+    def token_ids(self) -> Int32:
+        """[T]."""
+        ...
+
+    @property
+    def positions(self) -> Int32:
+        """[T], counted from 0 in each sequence."""
+        ...
+
+    @property
+    def slot_mapping(self) -> Int32:
+        """[T] block_id * block_size + offset: where a token's key and value are stored."""
+        ...
+
+    @property
+    def block_table(self) -> Int32:
+        """[S, max_blocks_of_batch] block ids of each sequence, in order."""
+        ...
+
+    @property
+    def query_start_loc(self) -> Int32:
+        """[S + 1] the first row of each sequence, and T."""
+        ...
+
+    @property
+    def seq_lens(self) -> Int32:
+        """[S] tokens of each sequence up to and including this step's."""
+        ...
+
+    @property
+    def logit_rows(self) -> Int32:
+        """[R] rows of T that logits are wanted of."""
+        ...
+
+
+class Program:
+    """Record operators in order; each method checks its shapes and returns what the operator writes."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.token_ids = Tensor("token_ids", Rows.TOKENS, 1, DType.I32)
+        self.positions = Tensor("positions", Rows.TOKENS, 1, DType.I32)
+        self.logit_rows = Tensor("logit_rows", Rows.LOGITS, 1, DType.I32)
+        self.logits: Tensor | None = None
+        # Set by quantize_activations: from then on the numeric definition holds.
+        self.is_quantized = False
+
+    def rewritten(self, ops: Sequence[Op], *, is_quantized: bool | None = None) -> Program:
+        """The same inputs and logits with other operators: what a pass returns."""
+        program = Program()
+        program.ops = list(ops)
+        program.token_ids, program.positions = self.token_ids, self.positions
+        program.logit_rows, program.logits = self.logit_rows, self.logits
+        program.is_quantized = self.is_quantized if is_quantized is None else is_quantized
+        return program
+
+    def embed(self, weight: PackedLinear, token_ids: Tensor) -> Tensor:
+        """Rows of ``weight``, dequantised: [T, k]."""
+        width = rules.embed(weight, token_ids)
+        return self._record("embed", (token_ids,), width, weight=weight)
+
+    def rms_norm(self, x: Tensor, weight: Float32, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight: [T, width]."""
+        width = rules.rms_norm(x, len(weight), eps)
+        return self._record("rms_norm", (x,), width, weight=weight, eps=float(eps))
+
+    def linear(self, x: Tensor, weight: PackedLinear, residual: Tensor | None = None) -> Tensor:
+        """x times the transposed weight, plus its bias, plus ``residual``: [T, n].
+
+        ``groups`` says which forms of x come first among the inputs: one a distinct activation
+        group, 0 being float rows. A segment whose group is not among them is dequantised.
+        """
+        width = rules.linear(x, weight, residual)
+        inputs = (x,) if residual is None else (x, residual)
+        has_residual = residual is not None
+        return self._record(
+            "linear", inputs, width, weight=weight, groups=(0,), has_residual=has_residual
+        )
+
+    def rope_angles(self, dim: int, theta: float, factor: float = 1.0) -> Tensor:
+        """cos (first half) and sin of position / factor * theta^(-2i / dim): [T, dim]."""
+        width = rules.rope_angles(self.positions, dim, theta, factor)
+        inputs = (self.positions,)
+        return self._record("rope_angles", inputs, width, dim=dim, theta=theta, factor=factor)
+
+    def rope(
+        self, x: Tensor, angles: Tensor, num_heads: int, head_dim: int, pairing: str
+    ) -> Tensor:
+        """Rotate the first angles.width dims of every head, in place: pairs are (2i, 2i + 1) when
+        ``adjacent``, (i, i + dim / 2) in ``halves``."""
+        rules.rope(x, angles, num_heads, head_dim, pairing)
+        attributes = {"num_heads": num_heads, "head_dim": head_dim, "pairing": pairing}
+        self.ops.append(Op("rope", (x, angles), (x,), attributes=attributes))
+        return x
+
+    def attention(  # noqa: PLR0913
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+    ) -> Tensor:
+        """Store k and v in the cache, then attend causally over it: [T, num_heads * head_dim]."""
+        heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        width = rules.attention(q, k, v, **heads)
+        return self._record("attention", (q, k, v), width, layer=layer, scale=scale, **heads)
+
+    def gated(self, activation: str, x: Tensor) -> Tensor:
+        """activation(gate) * up of x = gate columns, then up columns: [T, width / 2]."""
+        return self._record("gated", (x,), rules.gated(x, activation), activation=activation)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """a + b."""
+        return self._record("add", (a, b), rules.add(a, b))
+
+    def take(self, x: Tensor, logit_rows: Tensor) -> Tensor:
+        """The rows of x that logits are wanted of: [R, width]."""
+        width = rules.take(x, logit_rows)
+        return self._record("take", (x, logit_rows), width, rows=Rows.LOGITS)
+
+    def output(self, logits: Tensor) -> Program:
+        """Mark the tensor a step answers with."""
+        if logits.rows is not Rows.LOGITS:
+            raise rules.ShapeError(f"output({logits.name}): needs one row a logit row")
+        self.logits = logits
+        return self
+
+    def _record(  # noqa: PLR0913
+        self,
+        kind: str,
+        inputs: tuple[Tensor, ...],
+        width: int,
+        *,
+        weight: Any = None,
+        rows: Rows | None = None,
+        **attributes: Any,
+    ) -> Tensor:
+        output = Tensor(f"{kind}_{len(self.ops)}", rows or inputs[0].rows, width)
+        self.ops.append(Op(kind, inputs, (output,), weight, attributes))
+        return output

@@ -1,0 +1,181 @@
+"""Shape rules: what each operator accepts, and how wide its output is.
+
+Not here: recording (``program``) or arithmetic (``reference``). A rule sees names, rows, widths and
+types, nothing else, and answers the width of the output.
+
+Always true: a Program that was recorded holds no operator that breaks a rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+PAIRINGS = ("adjacent", "halves")
+ACTIVATIONS = ("silu",)
+# Attention kernels run 16 lanes over a head; see kv_layout.
+HEAD_DIM_MULTIPLE = 16
+
+
+class ShapeError(ValueError):
+    """An operator was recorded over tensors it cannot take."""
+
+
+class Shaped(Protocol):
+    """A tensor as the rules see it."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def rows(self) -> str:
+        """What it has one row of."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Elements a row."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Element type."""
+        ...
+
+
+class Matrix(Protocol):
+    """A linear's weight as the rules see it: n outputs over k inputs."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """Outputs."""
+        ...
+
+    @property
+    def k(self) -> int:
+        """Inputs."""
+        ...
+
+
+def _require(kind: str, tensors: Sequence[Shaped], holds: bool, wanted: str) -> None:  # noqa: FBT001
+    if not holds:
+        got = ", ".join(f"{t.name} [{t.rows}, {t.width}] {t.dtype}" for t in tensors)
+        raise ShapeError(f"{kind}({got}): {wanted}")
+
+
+def _require_floats(kind: str, *tensors: Shaped) -> None:
+    floats = all(t.dtype == "f32" for t in tensors)
+    _require(kind, tensors, floats, "needs float tensors")
+    same = len({t.rows for t in tensors}) == 1
+    _require(kind, tensors, same, "needs tensors with the same rows")
+
+
+def _require_column(kind: str, tensor: Shaped) -> None:
+    holds = tensor.dtype == "i32" and tensor.width == 1
+    _require(kind, [tensor], holds, "needs one int32 a row")
+
+
+def embed(weight: Matrix, token_ids: Shaped) -> int:
+    """[T] ids to [T, k]."""
+    _require_column("embed", token_ids)
+    return weight.k
+
+
+def rms_norm(x: Shaped, weight_length: int, eps: float) -> int:
+    """[T, width] to the same."""
+    _require_floats("rms_norm", x)
+    _require("rms_norm", [x], x.width == weight_length, f"weight has {weight_length} elements")
+    _require("rms_norm", [x], math.isfinite(eps) and eps > 0, f"eps {eps} is not above 0")
+    return x.width
+
+
+def linear(x: Shaped, weight: Matrix, residual: Shaped | None) -> int:
+    """[T, k] to [T, n]; a residual is [T, n]."""
+    tensors = [x] if residual is None else [x, residual]
+    kind = f"linear {weight.name}"
+    _require_floats(kind, *tensors)
+    _require(kind, tensors, x.width == weight.k, f"weight is [{weight.n}, {weight.k}]")
+    if residual is not None:
+        _require(kind, tensors, residual.width == weight.n, f"weight is [{weight.n}, {weight.k}]")
+    return weight.n
+
+
+def split(x: Shaped, sizes: Sequence[int]) -> None:
+    """[T, sum(sizes)] to a view for each size."""
+    holds = all(size > 0 for size in sizes) and sum(sizes) == x.width
+    _require("split", [x], holds, f"sizes {tuple(sizes)} do not add up to the width")
+
+
+def rope_angles(positions: Shaped, dim: int, theta: float, factor: float) -> int:
+    """[T] positions to [T, dim]: cosines, then sines."""
+    _require_column("rope_angles", positions)
+    _require("rope_angles", [positions], dim > 0 and dim % 2 == 0, f"dim {dim} is not even")
+    holds = math.isfinite(theta) and theta > 0 and math.isfinite(factor) and factor > 0
+    _require(
+        "rope_angles", [positions], holds, f"theta {theta} and factor {factor} must be above 0"
+    )
+    return dim
+
+
+def rope(x: Shaped, angles: Shaped, num_heads: int, head_dim: int, pairing: str) -> None:
+    """[T, num_heads * head_dim] rotated in place by angles [T, dim], dim <= head_dim."""
+    tensors = [x, angles]
+    _require_floats("rope", *tensors)
+    _require("rope", tensors, x.width == num_heads * head_dim, f"{num_heads} heads of {head_dim}")
+    _require("rope", tensors, angles.width <= head_dim, f"rotates more than head_dim {head_dim}")
+    _require("rope", tensors, pairing in PAIRINGS, f"pairing {pairing!r} is not one of {PAIRINGS}")
+
+
+def attention(
+    q: Shaped, k: Shaped, v: Shaped, *, num_heads: int, num_kv_heads: int, head_dim: int
+) -> int:
+    """q [T, num_heads * head_dim], k and v [T, num_kv_heads * head_dim] to the shape of q."""
+    tensors = [q, k, v]
+    _require_floats("attention", *tensors)
+    _require("attention", tensors, q.rows == "tokens", "needs one row a token")
+    holds = head_dim > 0 and head_dim % HEAD_DIM_MULTIPLE == 0
+    _require("attention", tensors, holds, f"head_dim {head_dim} is not a multiple of 16")
+    holds = num_kv_heads > 0 and num_heads > 0 and num_heads % num_kv_heads == 0
+    _require("attention", tensors, holds, f"{num_heads} heads over {num_kv_heads} KV heads")
+    _require("attention", tensors, q.width == num_heads * head_dim, f"{num_heads} x {head_dim}")
+    width = num_kv_heads * head_dim
+    _require("attention", tensors, k.width == v.width == width, f"KV: {num_kv_heads} x {head_dim}")
+    return q.width
+
+
+def gated(x: Shaped, activation: str) -> int:
+    """[T, 2 * f], gate columns then up columns, to [T, f]."""
+    _require_floats("gated", x)
+    _require("gated", [x], x.width % 2 == 0, "needs an even width")
+    _require("gated", [x], activation in ACTIVATIONS, f"activation {activation!r} is not known")
+    return x.width // 2
+
+
+def add(a: Shaped, b: Shaped) -> int:
+    """Two tensors of one shape to the same."""
+    _require_floats("add", a, b)
+    _require("add", [a, b], a.width == b.width, "needs one shape")
+    return a.width
+
+
+def take(x: Shaped, logit_rows: Shaped) -> int:
+    """[T, width] and row indices to [R, width]."""
+    _require_floats("take", x)
+    _require_column("take", logit_rows)
+    _require("take", [x, logit_rows], x.rows == "tokens", "takes rows of tokens")
+    return x.width
+
+
+def quantize_rows(x: Shaped, group: int) -> int:
+    """[T, width] to the same, quantised with one scale per ``group``."""
+    _require_floats("quantize_rows", x)
+    _require("quantize_rows", [x], x.width % group == 0, f"width is not a multiple of {group}")
+    return x.width

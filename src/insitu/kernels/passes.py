@@ -1,0 +1,93 @@
+"""Program to Program: quantise activations, fold residuals into linears.
+
+Not here: any change of meaning beyond what a pass is named for. ``fuse_residual`` keeps every bit;
+``quantize_activations`` is where the numeric definition begins.
+
+Always true: a pass returns a fresh Program and leaves the one it was given alone.
+"""
+
+from __future__ import annotations
+
+from insitu.kernels import ops as rules
+from insitu.kernels.pack import PackedLinear
+from insitu.kernels.program import DType, Op, Program, Tensor
+
+QUANTIZED = {32: DType.Q8_G32, 256: DType.Q8_G256}
+
+
+def fuse_residual(program: Program) -> Program:
+    """Turn add(x, linear(...)) into linear(..., residual=x) where nothing else reads the linear."""
+    readers = _num_readers(program)
+    fused: list[Op] = []
+    made_by: dict[Tensor, int] = {}  # output of a linear that may still take a residual -> index
+    for op in program.ops:
+        if op.kind == "add":
+            merged = _merge_add(op, fused, made_by, readers)
+            if merged:
+                continue
+        if op.kind == "linear" and not op.attributes["has_residual"]:
+            made_by[op.outputs[0]] = len(fused)
+        fused.append(op)
+    return program.rewritten(fused)
+
+
+def _merge_add(
+    add: Op, fused: list[Op], made_by: dict[Tensor, int], readers: dict[Tensor, int]
+) -> bool:
+    """Replace the linear that ``add`` reads; False if none of its inputs is one it may swallow."""
+    for mine, other in (add.inputs[::-1], add.inputs):
+        index = made_by.get(mine)
+        # Only the operator just before: moving a linear over others could read a residual too early.
+        if index is None or index != len(fused) - 1 or readers[mine] != 1 or mine is other:
+            continue
+        linear = fused[index]
+        attributes = {**linear.attributes, "has_residual": True}
+        inputs = (*linear.inputs, other)
+        fused[index] = Op("linear", inputs, add.outputs, linear.weight, attributes)
+        return True
+    return False
+
+
+def _num_readers(program: Program) -> dict[Tensor, int]:
+    """How many operators read each tensor or a view of it (the logits are read once more)."""
+    readers: dict[Tensor, int] = {}
+    for op in program.ops:
+        for tensor in (*op.inputs, *op.outputs):
+            readers.setdefault(tensor.owner, 0)
+        for tensor in op.inputs:
+            readers[tensor.owner] += 1
+    if program.logits is not None:
+        readers[program.logits.owner] += 1
+    return readers
+
+
+def quantize_activations(program: Program) -> Program:
+    """Insert quantize_rows before linears, once per tensor and activation group that occurs."""
+    rewritten: list[Op] = []
+    forms: dict[tuple[Tensor, int], Tensor] = {}
+    for op in program.ops:
+        if op.kind == "linear":
+            rewritten.append(_with_quantized_inputs(op, forms, rewritten))
+        else:
+            rewritten.append(op)
+        for written in op.outputs:  # an operator in place makes earlier forms stale
+            for key in [key for key in forms if key[0].owner is written.owner]:
+                del forms[key]
+    return program.rewritten(rewritten, is_quantized=True)
+
+
+def _with_quantized_inputs(
+    op: Op, forms: dict[tuple[Tensor, int], Tensor], rewritten: list[Op]
+) -> Op:
+    weight: PackedLinear = op.weight
+    x, *residual = op.inputs
+    inputs = []
+    for group in weight.groups:
+        if group and (x, group) not in forms:
+            width = rules.quantize_rows(x, group)
+            form = Tensor(f"{x.name}.q{group}", x.rows, width, QUANTIZED[group])
+            forms[x, group] = form
+            rewritten.append(Op("quantize_rows", (x,), (form,), attributes={"group": group}))
+        inputs.append(forms[x, group] if group else x)
+    attributes = {**op.attributes, "groups": weight.groups}
+    return Op("linear", (*inputs, *residual), op.outputs, weight, attributes)

@@ -36,6 +36,47 @@ struct Epilogue {
   ptrdiff_t residual_stride;    // in floats
 };
 
+// One layer of the KV pool: [num_blocks][num_kv_heads]{ K, V }, see attention.h.
+struct KvLayer {
+  uint8_t* data;
+  int32_t num_kv_heads, head_dim, block_size;
+  bool is_f16;                  // else float32
+};
+
+constexpr int kChunkPositions = 256;  // absolute positions whose partial softmax is one unit
+constexpr int kMaxTileRows = 8;
+
+// Queries that share a KV head and a sequence; row i attends to positions [0, num_keys[i]).
+struct AttentionTile {
+  KvLayer kv;
+  int32_t kv_head, num_rows;
+  const int32_t* block_table;   // of the sequence
+  const float* q[kMaxTileRows];
+  int32_t num_keys[kMaxTileRows];
+  float scale;
+};
+
+// Floats of one row's partial softmax: {m, l, padding to a cache line, o[head_dim]}.
+constexpr int kPartialHeader = 16;
+
+constexpr int kVocabChunk = 4096;  // logits summed in float32 before the sum is taken to double
+constexpr int kVocabGroup = 64;    // logits that share one stored maximum
+
+struct Tempering {
+  float maximum;                // of the row's logits
+  double temperature, min_p;    // min_p 0: off
+};
+
+struct Noise {
+  uint64_t seed;
+  uint32_t position, choice;
+};
+
+struct Scored {
+  double score;
+  int32_t token_id;
+};
+
 struct KernelTable {
   const char* name;             // "generic" | "avx2" | "avx512" (| "avx512vnni")
 
@@ -49,7 +90,35 @@ struct KernelTable {
                        ptrdiff_t out_stride);
   // Dequantise row `row` of a packed segment into k floats (embedding lookup).
   void (*embed_row)(const PackedSegment& w, int row, float* out);
-  // elementwise.h, attention.h, sample.h add their own entries below.
+
+  // --- elementwise.h: one row each -----------------------------------------------------------------
+  void (*rms_norm_row)(const float* x, const float* weight, int width, float eps, float* out);
+  void (*rope_frequencies)(double theta, int dim, double* out);  // [dim / 2]
+  void (*rope_angles_row)(double position, const double* frequencies, int dim, float* out);
+  void (*rope_row)(float* x, const float* angles, int num_heads, int head_dim, int dim, bool is_adjacent);
+  void (*silu_gated_row)(const float* x, int width, float* out);  // x: width gates, then width ups
+  void (*add_row)(const float* a, const float* b, int width, float* out);
+
+  // --- attention.h ---------------------------------------------------------------------------------
+  int max_tile_rows;    // rows of an AttentionTile that run fastest together
+  void (*write_kv)(const KvLayer& kv, int32_t slot, const float* k, const float* v);
+  // Partial softmax of chunks [first, last) for every row of the tile; see attention.h for `partials`.
+  void (*attend_chunks)(const AttentionTile& tile, int first, int last, float* partials, float* scores);
+  void (*merge_chunks)(const float* partials, ptrdiff_t chunk_stride, int num_chunks, int head_dim, float* out);
+
+  // --- sample.h ------------------------------------------------------------------------------------
+  // Of up to kVocabChunk logits: the maximum, that of each kVocabGroup, and whether none is NaN or +Inf.
+  bool (*logit_maxima)(const float* logits, int n, float* group_maxima, float* maximum);
+  float (*logit_sum)(const float* logits, int n, float maximum);  // sum of exp(logit - maximum)
+  uint64_t (*logit_mass)(const float* logits, int n, const Tempering& t);
+  // Raises `best` to the best score among ids [first_id, first_id + n), ties to the lowest id.
+  void (*best_score)(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
+                     const Noise& noise, Scored* best);
+  // For tokens of any ids: probability relative to the most likely, its fixed-point mass, score.
+  double (*token_probability)(float logit, const Tempering& t);
+  uint64_t (*token_mass)(float logit, const Tempering& t);
+  double (*token_score)(float logit, int token_id, const Tempering& t, const Noise& noise);
+  double (*log_double)(double x);
 };
 
 const KernelTable* kernel_table(const char* isa);  // nullptr if this CPU or build lacks it

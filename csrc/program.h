@@ -1,0 +1,139 @@
+// A Program lowered to plain structs, and the executor that runs all of it for one batch.
+// Not here: arithmetic (the kernel table), threads, or Python. The Python side plans where tensors
+// lie in the activation arena; this side packs weights, owns all memory and runs the operators.
+// Always true: sizes are known before anything is allocated, and a step allocates nothing large.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "batch.h"
+#include "kernels.h"
+#include "memory.h"
+#include "sampler.h"
+#include "threads.h"
+
+namespace insitu {
+
+enum class OpKind { Embed, RmsNorm, QuantizeRows, Linear, RopeAngles, Rope, Attention, Gated, Add, Take };
+
+// Columns [column, column + width) of a tensor in the arena; quantised ones have only an offset.
+struct TensorRef {
+  size_t offset = 0;            // bytes into the arena
+  int32_t stride = 0, column = 0, width = 0;  // in elements of the owner
+  bool is_logit_rows = false;   // one row a logit row, not a token
+};
+
+struct Operator {
+  OpKind kind;
+  std::vector<TensorRef> inputs;  // arena tensors only: the batch's own columns are left out
+  TensorRef output;
+  int linear = -1;                // Embed, Linear: index of the weight
+  int vector = -1;                // RmsNorm: index of the weight
+  std::vector<int> groups;        // Linear: activation group of each leading input
+  bool has_residual = false, is_adjacent = false;
+  float eps = 0, scale = 0;
+  double theta = 0, factor = 1;
+  int group = 0, dim = 0, layer = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
+};
+
+struct RawSegment {
+  BlockType type;
+  int32_t n, k;
+  const uint8_t* data;
+  size_t num_bytes;
+};
+
+struct RawLinear {
+  std::vector<RawSegment> segments;
+  std::vector<float> bias;      // empty, or one an output
+};
+
+struct ProgramSpec {
+  std::vector<Operator> ops;
+  std::vector<RawLinear> linears;
+  std::vector<std::vector<float>> vectors;
+  TensorRef logits;
+  size_t arena_bytes;
+};
+
+struct Sizes {
+  size_t packed, kv, arena, logits, scratch;  // bytes; `logits` is part of `arena`
+};
+
+class Executor {
+ public:
+  Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads, const KernelTable& table);
+
+  // Throws std::invalid_argument if the program does not fit `kv` or itself.
+  static Sizes sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads,
+                     const KernelTable& table);
+
+  void forward(const Batch& batch, float* logits);  // [R, vocab]
+  void step(const Batch& batch, const Sampling& sampling, const Sampled& out);
+
+  int vocab_size() const { return vocab_size_; }
+  const Sizes& sizes() const { return sizes_; }
+  const uint8_t* packed(int linear, int segment, size_t* num_bytes) const;
+
+ private:
+  struct Linear {
+    std::vector<PackedSegment> segments;
+    const float* bias = nullptr;
+    std::vector<int> first_block;  // of each segment, then the number of all
+  };
+  // Rows [first_row, first_row + num_rows) of the (token, head) pairs of a sequence and KV head.
+  struct AttentionItem {
+    int seq, kv_head, first_row, num_rows, first_chunk, last_chunk;
+    ptrdiff_t partials;           // floats into split_, or -1: whole, merged at once
+  };
+  struct MergeItem {
+    int seq, kv_head, first_row, num_rows;
+    ptrdiff_t partials;
+  };
+
+  void pack(const ProgramSpec& spec);
+  void run(const Batch& batch);
+  void run_op(const Operator& op, const Batch& batch);
+  void run_embed(const Operator& op, const Batch& batch);
+  void run_linear(const Operator& op, int num_rows);
+  void run_quantize(const Operator& op, int num_rows);
+  void run_rope_angles(const Operator& op, const Batch& batch);
+  void run_attention(const Operator& op, const Batch& batch);
+  void plan_attention(const Operator& op, const Batch& batch);
+  void plan_sequence(const Operator& op, const Batch& batch, int seq, double target);
+  void attend(const Operator& op, const Batch& batch, const AttentionItem& item, int worker);
+  void merge(const Operator& op, const Batch& batch, const MergeItem& item, const float* partials, int rows);
+  int tile_rows(int heads_per_kv) const;
+
+  template <typename Body>
+  void for_rows(int num_rows, double ns_a_row, Body&& body);
+
+  float* at(const TensorRef& t) const { return reinterpret_cast<float*>(arena_.data() + t.offset) + t.column; }
+  int rows_of(const TensorRef& t, const Batch& b) const { return t.is_logit_rows ? b.num_logit_rows : b.num_tokens; }
+
+  const KernelTable& table_;
+  const KvSpec kv_;
+  const Limits limits_;
+  std::vector<Operator> ops_;
+  TensorRef logits_;
+  int vocab_size_;
+  Sizes sizes_;
+  ThreadPool pool_;
+  Mapping packed_, kv_pool_, arena_, scratch_;
+  std::vector<Linear> linears_;
+  std::vector<const float*> vectors_;
+  std::vector<std::vector<double>> frequencies_;  // by operator: only RopeAngles has some
+  size_t layer_bytes_;
+  // Attention of the step under way.
+  const Operator* planned_for_ = nullptr;
+  std::vector<AttentionItem> items_;
+  std::vector<MergeItem> merges_;
+  ptrdiff_t split_used_ = 0, split_floats_ = 0, worker_floats_ = 0;
+  float* split_ = nullptr;
+  float* workers_ = nullptr;
+  std::unique_ptr<Sampler> sampler_;
+};
+
+}  // namespace insitu

@@ -1,0 +1,335 @@
+// y = W x for one n-block of 32 outputs and any number of rows, for every block type.
+// Not here: byte layouts (pack.h, quantize.h draw them), threads, or which n-block.
+// Truth: kernels/reference.py after quantize_rows. Always true: the float order of an output is its own
+// chain over k, so neither the number of rows, nor the tile's height, nor the instruction set moves a bit.
+#pragma once
+#include "kernels.h"
+#include "matmul_dot.h"
+#include "quantize.h"
+
+namespace insitu::INSITU_NS {
+
+constexpr int kVectors = kBlockOutputs / kLanes;
+
+// The next n-block, prefetched while this one is multiplied: its lines are shared out over row tiles.
+struct Ahead {
+  const uint8_t* at;
+  ptrdiff_t stride;
+  int lines_per_group;  // of 32 inputs
+  INSITU_INLINE void group() {
+    for (int i = 0; i < lines_per_group; i++, at += stride) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+template <int R>
+using Sums = fvec[R][kTogether];
+
+// --- types with one float scale per 32 inputs ------------------------------------------------------
+
+// Four lines of nibbles: Q4_0 (offset 8) and Q4_1 (a minimum).
+template <bool HasMin>
+struct Nibbles32 {
+  static constexpr size_t kGroupBytes = HasMin ? 640 : 576;
+  static constexpr size_t kScales = 512;
+  static constexpr int kOffset = HasMin ? -1 : 0;  // which of the record's three offsets
+  static constexpr bool kHasMin = HasMin;
+  static constexpr int kMaxQ = 15;
+
+  template <int R>
+  static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<kMaxQ> (&d)[R][kTogether]) {
+    INSITU_UNROLL for (int j = 0; j < 4; j++) {
+      ivec low[kTogether], high[kTogether];
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+        const ivec p = load_bytes(w + 128 * j + 4 * kLanes * v);
+        low[v] = low_nibbles(p);
+        high[v] = high_nibbles(p);
+      }
+      INSITU_UNROLL for (int r = 0; r < R; r++) {
+        const ivec x = isame(four_bytes(a + 32 * r + 8 * j));
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].add(low[v], x, 2 * j);
+      }
+      INSITU_UNROLL for (int r = 0; r < R; r++) {
+        const ivec x = isame(four_bytes(a + 32 * r + 8 * j + 4));
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].add(high[v], x, 2 * j + 1);
+      }
+    }
+  }
+};
+
+// Eight lines of bytes: Q8_0 (offset 128) and Q5_0 (offset 16).
+template <int MaxQ, int Offset>
+struct Bytes32 {
+  static constexpr size_t kGroupBytes = 1088;
+  static constexpr size_t kScales = 1024;
+  static constexpr int kOffset = Offset;
+  static constexpr bool kHasMin = false;
+  static constexpr int kMaxQ = MaxQ;
+
+  template <int R>
+  static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<kMaxQ> (&d)[R][kTogether]) {
+    INSITU_UNROLL for (int j = 0; j < 8; j++) {
+      ivec p[kTogether];
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) p[v] = load_bytes(w + 128 * j + 4 * kLanes * v);
+      INSITU_UNROLL for (int r = 0; r < R; r++) {
+        const ivec x = isame(four_bytes(a + 32 * r + 4 * j));
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].add(p[v], x, j);
+      }
+    }
+  }
+};
+
+template <class Codec>
+struct Scaled32 {
+  static constexpr int kGroup = 32;
+  static constexpr size_t kGroupBytes = Codec::kGroupBytes;
+
+  // acc = fma(float(idot), ws * as, acc), then with minima acc = fma(m, as * float(isum), acc).
+  template <int R>
+  static INSITU_INLINE void run(const uint8_t* w, int first, int k, const uint8_t* a, Ahead ahead, Sums<R>& acc) {
+    for (int g = 0; g < k / 32; g++, w += kGroupBytes, a += R * kRecord32) {
+      ahead.group();
+      const uint8_t *scales = a + 32 * R, *offsets = scales + 4 * R * (1 + Codec::kOffset), *sums = scales + 16 * R;
+      Dot<Codec::kMaxQ> d[R][kTogether];
+      int32_t offset[R];
+      INSITU_UNROLL for (int r = 0; r < R; r++) {
+        offset[r] = Codec::kOffset < 0 ? 0 : four_bytes(offsets + 4 * r);
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].start(offset[r]);
+      }
+      Codec::template dot<R>(w + 4 * first, a, d);
+      fvec ws[kTogether], wm[kTogether];
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+        ws[v] = fload_f16(w + Codec::kScales + 2 * (first + kLanes * v));
+        if constexpr (Codec::kHasMin) wm[v] = fload_f16(w + Codec::kScales + 64 + 2 * (first + kLanes * v));
+      }
+      INSITU_UNROLL for (int r = 0; r < R; r++) {
+        const fvec as = fsame(float_at(scales + 4 * r));
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+          acc[r][v] = ffma(fconvert(d[r][v].finish(offset[r])), fmul(ws[v], as), acc[r][v]);
+          if constexpr (Codec::kHasMin) acc[r][v] = ffma(wm[v], fsame(float_at(sums + 4 * r)), acc[r][v]);
+        }
+      }
+    }
+  }
+};
+
+// --- K types: integer sub-scales, one float scale per 256 inputs ------------------------------------
+
+struct Q4K {
+  static constexpr int kGroup = 256;
+  static constexpr size_t kGroupBytes = 4736, kScales = 4096, kMins = 4352, kSupers = 4608;
+
+  template <int R>
+  static INSITU_INLINE void run(const uint8_t* w, int first, int k, const uint8_t* a, Ahead ahead, Sums<R>& acc) {
+    for (int g = 0; g < k / 256; g++, w += kGroupBytes, a += R * kRecord256) {
+      ivec total[R][kTogether];
+      INSITU_UNROLL for (int r = 0; r < R; r++)
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) total[r][v] = izero();
+      for (int s = 0; s < 8; s++) {
+        ahead.group();
+        Dot<15> d[R][kTogether];
+        INSITU_UNROLL for (int r = 0; r < R; r++)
+          INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].start(0);
+        dot<R>(w + 512 * s + 4 * first, a + 32 * s, d);
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+          const ivec scale = widen_u8(w + kScales + 32 * s + first + kLanes * v);
+          INSITU_UNROLL for (int r = 0; r < R; r++) total[r][v] = sum(total[r][v], product(d[r][v].finish(0), scale));
+        }
+      }
+      const uint8_t *scales = a + 256 * R, *sums = scales + 4 * R;
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+        const int o = first + kLanes * v;
+        const fvec super = fload_f16(w + kSupers + 2 * o), super_min = fload_f16(w + kSupers + 64 + 2 * o);
+        ivec mins[4];
+        INSITU_UNROLL for (int p = 0; p < 4; p++) mins[p] = widen_pairs(w + kMins + 64 * p + 2 * o);
+        INSITU_UNROLL for (int r = 0; r < R; r++) {
+          ivec low = izero();
+          INSITU_UNROLL for (int p = 0; p < 4; p++)
+            low = add_pairs(low, mins[p], isame(four_bytes(sums + 16 * r + 4 * p)));
+          const fvec as = fsame(float_at(scales + 4 * r));
+          acc[r][v] = ffma(fconvert(total[r][v]), fmul(super, as), acc[r][v]);
+          acc[r][v] = ffnma(fconvert(low), fmul(super_min, as), acc[r][v]);
+        }
+      }
+    }
+  }
+
+  template <int R>  // as Nibbles32, but rows lie 256 bytes apart
+  static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<15> (&d)[R][kTogether]) {
+    INSITU_UNROLL for (int j = 0; j < 4; j++) {
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+        const ivec p = load_bytes(w + 128 * j + 4 * kLanes * v), low = low_nibbles(p), high = high_nibbles(p);
+        INSITU_UNROLL for (int r = 0; r < R; r++) {
+          d[r][v].add(low, isame(four_bytes(a + 256 * r + 8 * j)), 2 * j);
+          d[r][v].add(high, isame(four_bytes(a + 256 * r + 8 * j + 4)), 2 * j + 1);
+        }
+      }
+    }
+  }
+};
+
+struct Q6K {
+  static constexpr int kGroup = 256;
+  static constexpr size_t kGroupBytes = 8768, kScales = 8192, kSupers = 8704;
+
+  template <int R>
+  static INSITU_INLINE void run(const uint8_t* w, int first, int k, const uint8_t* a, Ahead ahead, Sums<R>& acc) {
+    for (int g = 0; g < k / 256; g++, w += kGroupBytes, a += R * kRecord256) {
+      const uint8_t *scales = a + 256 * R, *offsets = scales + 20 * R;
+      ivec total[R][kTogether];
+      INSITU_UNROLL for (int r = 0; r < R; r++)
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) total[r][v] = izero();
+      for (int s = 0; s < 16; s++) {  // sub-groups of 16 inputs, four lines each
+        if (s % 2 == 0) ahead.group();
+        Dot<63> d[R][kTogether];
+        int32_t offset[R];
+        INSITU_UNROLL for (int r = 0; r < R; r++) {
+          offset[r] = four_bytes(offsets + 64 * r + 4 * s);
+          INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].start(offset[r]);
+        }
+        INSITU_UNROLL for (int j = 0; j < 4; j++)
+          INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+            const ivec p = load_bytes(w + 512 * s + 128 * j + 4 * (first + kLanes * v));
+            INSITU_UNROLL for (int r = 0; r < R; r++)
+              d[r][v].add(p, isame(four_bytes(a + 256 * r + 16 * s + 4 * j)), j);
+          }
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+          const ivec scale = widen_i8(w + kScales + 32 * s + first + kLanes * v);
+          INSITU_UNROLL for (int r = 0; r < R; r++)
+            total[r][v] = sum(total[r][v], product(d[r][v].finish(offset[r]), scale));
+        }
+      }
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+        const fvec super = fload_f16(w + kSupers + 2 * (first + kLanes * v));
+        INSITU_UNROLL for (int r = 0; r < R; r++)
+          acc[r][v] = ffma(fconvert(total[r][v]), fmul(super, fsame(float_at(scales + 4 * r))), acc[r][v]);
+      }
+    }
+  }
+};
+
+// --- float weights: acc = fma(w[k], x[k], acc) --------------------------------------------------------
+
+template <BlockType Type>
+struct Floats {
+  static constexpr size_t kInputBytes = Type == BlockType::F32 ? 128 : 64;  // 32 outputs of one input
+
+  static INSITU_INLINE fvec weights(const uint8_t* w, int o) {
+    if constexpr (Type == BlockType::F32) return fload(w + 4 * o);
+    else if constexpr (Type == BlockType::F16) return fload_f16(w + 2 * o);
+    else return fload_bf16(w + 2 * o);
+  }
+
+  template <int R>
+  static INSITU_INLINE void run(const uint8_t* w, int first, int k, const float* x, ptrdiff_t stride, Ahead ahead,
+                                Sums<R>& acc) {
+    for (int i = 0; i < k; i++, w += kInputBytes) {
+      if (i % 32 == 0) ahead.group();
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+        const fvec p = weights(w, first + kLanes * v);
+        INSITU_UNROLL for (int r = 0; r < R; r++) acc[r][v] = ffma(p, fsame(x[r * stride + i]), acc[r][v]);
+      }
+    }
+  }
+};
+
+// --- tiles ---------------------------------------------------------------------------------------------
+
+struct Output {
+  const Epilogue* epilogue;
+  float* out;
+  ptrdiff_t stride;
+  int first_output, num_outputs;  // of this n-block within the segment
+};
+
+static INSITU_INLINE void finish(fvec sums, int lane, int row, const Output& y) {
+  const Epilogue& e = *y.epilogue;
+  const int n = y.first_output + lane, count = y.num_outputs - lane;
+  float* out = y.out + row * y.stride + n;
+  const float* residual = e.residual ? e.residual + row * e.residual_stride + n : nullptr;
+  if (count >= kLanes) {
+    if (e.bias) sums = fadd(sums, fload(e.bias + n));
+    if (residual) sums = fadd(sums, fload(residual));
+    fstore(out, sums);
+    return;
+  }
+  float lanes[kLanes];
+  fstore(lanes, sums);
+  for (int i = 0; i < count; i++) {
+    float s = lanes[i];
+    if (e.bias) s = s + e.bias[n + i];
+    if (residual) s = s + residual[i];
+    out[i] = s;
+  }
+}
+
+// One n-block by R rows from `first_row`; `inputs` are the tile's quantised records or float rows.
+template <class Codec, int R, class... Inputs>
+__attribute__((noinline)) static void multiply_tile(const uint8_t* w, int k, int first_row, Ahead ahead,
+                                                    const Output& y, Inputs... inputs) {
+  for (int v0 = 0; v0 < kVectors; v0 += kTogether) {
+    Sums<R> acc;
+    INSITU_UNROLL for (int r = 0; r < R; r++)
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) acc[r][v] = fzero();
+    Codec::template run<R>(w, v0 * kLanes, k, inputs..., ahead, acc);
+    INSITU_UNROLL for (int r = 0; r < R; r++)
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) finish(acc[r][v], (v0 + v) * kLanes, first_row + r, y);
+    ahead.lines_per_group = 0;
+  }
+}
+
+template <class Codec, class... Inputs>
+static void multiply_rows(int rows, const uint8_t* w, int k, int first_row, Ahead ahead, const Output& y,
+                          Inputs... inputs) {
+  static_assert(kRegisterRows == 6);
+  switch (rows) {
+    case 1: return multiply_tile<Codec, 1>(w, k, first_row, ahead, y, inputs...);
+    case 2: return multiply_tile<Codec, 2>(w, k, first_row, ahead, y, inputs...);
+    case 3: return multiply_tile<Codec, 3>(w, k, first_row, ahead, y, inputs...);
+    case 4: return multiply_tile<Codec, 4>(w, k, first_row, ahead, y, inputs...);
+    case 5: return multiply_tile<Codec, 5>(w, k, first_row, ahead, y, inputs...);
+    case 6: return multiply_tile<Codec, 6>(w, k, first_row, ahead, y, inputs...);
+    default: return;
+  }
+}
+
+static void multiply_one_tile(const PackedSegment& s, const uint8_t* w, RowTile t, const Activations& x, Ahead ahead,
+                              const Output& y) {
+  if (x.group == 0) {
+    const float* rows = x.rows + t.first * x.row_stride;
+    switch (s.type) {
+      case BlockType::F32:
+        return multiply_rows<Floats<BlockType::F32>>(t.rows, w, s.k, t.first, ahead, y, rows, x.row_stride);
+      case BlockType::F16:
+        return multiply_rows<Floats<BlockType::F16>>(t.rows, w, s.k, t.first, ahead, y, rows, x.row_stride);
+      default: return multiply_rows<Floats<BlockType::BF16>>(t.rows, w, s.k, t.first, ahead, y, rows, x.row_stride);
+    }
+  }
+  const uint8_t* a = x.quantized + t.first * quantized_row_bytes(x.k, x.group);
+  switch (s.type) {
+    case BlockType::Q4_0: return multiply_rows<Scaled32<Nibbles32<false>>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q4_1: return multiply_rows<Scaled32<Nibbles32<true>>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q5_0: return multiply_rows<Scaled32<Bytes32<31, 1>>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q8_0: return multiply_rows<Scaled32<Bytes32<255, 2>>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q4_K: return multiply_rows<Q4K>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q6_K: return multiply_rows<Q6K>(t.rows, w, s.k, t.first, ahead, y, a);
+    default: return;
+  }
+}
+
+static void matmul_block(const PackedSegment& w, int n_block, const Activations& x, const Epilogue& e, float* out,
+                         ptrdiff_t out_stride) {
+  const uint8_t* block = w.data + n_block * w.block_bytes;
+  const int first = n_block * kBlockOutputs, left = w.n - first;
+  const Output y{&e, out, out_stride, first, left < kBlockOutputs ? left : kBlockOutputs};
+  const int tiles = num_row_tiles(x.num_rows);
+  // Few rows wait on memory anyway, and prefetching then only competes with the loads.
+  const bool is_ahead = x.num_rows >= 4 && left > kBlockOutputs;
+  const int lines = static_cast<int>(w.block_bytes / 64), groups = (w.k + 31) / 32;
+  const int per_group = is_ahead ? (lines + groups * tiles - 1) / (groups * tiles) : 0;
+  for (int t = 0; t < tiles; t++) {
+    const Ahead ahead{block + w.block_bytes + 64 * t, ptrdiff_t{64} * tiles, per_group};
+    multiply_one_tile(w, block, row_tile(x.num_rows, t), x, ahead, y);
+  }
+}
+
+}  // namespace insitu::INSITU_NS

@@ -1,0 +1,206 @@
+// What matmul.h needs of an instruction set: a vector of outputs and exact dot products of bytes.
+// Not here: loops over inputs or rows. Lanes are outputs (16, or 8 on AVX2), never inputs.
+// Always true: a Dot's result is the exact int32 sum, whichever instructions made it.
+//
+//   Dot<MaxQ> d; d.start(); d.add(weights, inputs, j) for j = 0, 1, ...; d.finish(offset)
+//   weights: four unsigned bytes <= MaxQ a lane; inputs: the same four int8 in every lane.
+#pragma once
+#include "simd.h"
+
+#define INSITU_UNROLL _Pragma("GCC unroll 16")
+#define INSITU_INLINE __attribute__((always_inline)) inline
+
+namespace insitu::INSITU_NS {
+
+static INSITU_INLINE int32_t four_bytes(const void* p) {
+  int32_t w;
+  __builtin_memcpy(&w, p, sizeof w);
+  return w;
+}
+static INSITU_INLINE float float_at(const void* p) {
+  float x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+
+#if INSITU_SIMD_BITS == 512
+
+constexpr int kLanes = 16, kTogether = 2;  // outputs a vector; vectors of an n-block handled at once
+using fvec = __m512;
+using ivec = __m512i;
+
+static INSITU_INLINE fvec fzero() { return _mm512_setzero_ps(); }
+static INSITU_INLINE ivec izero() { return _mm512_setzero_si512(); }
+static INSITU_INLINE fvec fsame(float x) { return _mm512_set1_ps(x); }
+static INSITU_INLINE ivec isame(int32_t x) { return _mm512_set1_epi32(x); }
+static INSITU_INLINE fvec fmul(fvec a, fvec b) { return _mm512_mul_ps(a, b); }
+static INSITU_INLINE fvec fadd(fvec a, fvec b) { return _mm512_add_ps(a, b); }
+static INSITU_INLINE fvec ffma(fvec a, fvec b, fvec c) { return _mm512_fmadd_ps(a, b, c); }
+static INSITU_INLINE fvec ffnma(fvec a, fvec b, fvec c) { return _mm512_fnmadd_ps(a, b, c); }
+static INSITU_INLINE fvec fconvert(ivec a) { return _mm512_cvtepi32_ps(a); }
+static INSITU_INLINE ivec sum(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
+static INSITU_INLINE ivec product(ivec a, ivec b) { return _mm512_mullo_epi32(a, b); }
+static INSITU_INLINE fvec fload(const void* p) { return _mm512_loadu_ps(p); }
+static INSITU_INLINE void fstore(float* p, fvec a) { _mm512_storeu_ps(p, a); }
+static INSITU_INLINE fvec fload_f16(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+static INSITU_INLINE fvec fload_bf16(const void* p) {
+  const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+}
+static INSITU_INLINE ivec load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+static INSITU_INLINE ivec widen_u8(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static INSITU_INLINE ivec widen_i8(const uint8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static INSITU_INLINE ivec low_nibbles(ivec x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+static INSITU_INLINE ivec high_nibbles(ivec x) {
+  return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15));
+}
+// Pairs of u8 to pairs of int16, and c + a0*b0 + a1*b1 of such pairs.
+static INSITU_INLINE ivec widen_pairs(const uint8_t* p) {
+  return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+static INSITU_INLINE ivec add_pairs(ivec c, ivec a, ivec b) { return _mm512_add_epi32(c, _mm512_madd_epi16(a, b)); }
+static INSITU_INLINE ivec multiply_bytes(ivec w, ivec x) { return _mm512_maddubs_epi16(w, x); }
+static INSITU_INLINE ivec add_words(ivec a, ivec b) { return _mm512_add_epi16(a, b); }
+static INSITU_INLINE ivec sum_words(ivec a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+static INSITU_INLINE ivec times_16(ivec a) { return _mm512_slli_epi32(a, 4); }
+
+#elif INSITU_SIMD_BITS == 256
+
+constexpr int kLanes = 8, kTogether = 1;
+using fvec = __m256;
+using ivec = __m256i;
+
+static INSITU_INLINE fvec fzero() { return _mm256_setzero_ps(); }
+static INSITU_INLINE ivec izero() { return _mm256_setzero_si256(); }
+static INSITU_INLINE fvec fsame(float x) { return _mm256_set1_ps(x); }
+static INSITU_INLINE ivec isame(int32_t x) { return _mm256_set1_epi32(x); }
+static INSITU_INLINE fvec fmul(fvec a, fvec b) { return _mm256_mul_ps(a, b); }
+static INSITU_INLINE fvec fadd(fvec a, fvec b) { return _mm256_add_ps(a, b); }
+static INSITU_INLINE fvec ffma(fvec a, fvec b, fvec c) { return _mm256_fmadd_ps(a, b, c); }
+static INSITU_INLINE fvec ffnma(fvec a, fvec b, fvec c) { return _mm256_fnmadd_ps(a, b, c); }
+static INSITU_INLINE fvec fconvert(ivec a) { return _mm256_cvtepi32_ps(a); }
+static INSITU_INLINE ivec sum(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
+static INSITU_INLINE ivec product(ivec a, ivec b) { return _mm256_mullo_epi32(a, b); }
+static INSITU_INLINE fvec fload(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+static INSITU_INLINE void fstore(float* p, fvec a) { _mm256_storeu_ps(p, a); }
+static INSITU_INLINE fvec fload_f16(const void* p) { return _mm256_cvtph_ps(load_quarter(p)); }
+static INSITU_INLINE fvec fload_bf16(const void* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_quarter(p)), 16));
+}
+static INSITU_INLINE ivec load_bytes(const void* p) { return load_half(p); }
+static INSITU_INLINE ivec widen_u8(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadu_si64(p)); }
+static INSITU_INLINE ivec widen_i8(const uint8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadu_si64(p)); }
+static INSITU_INLINE ivec low_nibbles(ivec x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+static INSITU_INLINE ivec high_nibbles(ivec x) {
+  return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
+}
+static INSITU_INLINE ivec widen_pairs(const uint8_t* p) { return _mm256_cvtepu8_epi16(load_quarter(p)); }
+static INSITU_INLINE ivec add_pairs(ivec c, ivec a, ivec b) { return _mm256_add_epi32(c, _mm256_madd_epi16(a, b)); }
+static INSITU_INLINE ivec multiply_bytes(ivec w, ivec x) { return _mm256_maddubs_epi16(w, x); }
+static INSITU_INLINE ivec add_words(ivec a, ivec b) { return _mm256_add_epi16(a, b); }
+static INSITU_INLINE ivec sum_words(ivec a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+static INSITU_INLINE ivec times_16(ivec a) { return _mm256_slli_epi32(a, 4); }
+
+#else
+
+constexpr int kLanes = 16, kTogether = 1;
+using fvec = f32x16;
+using ivec = i32x16;  // bytes and words are taken from lanes by shifts: any byte order, any compiler
+
+static inline fvec fzero() { return broadcast(0.0f); }
+static inline ivec izero() { return ibroadcast(0); }
+static inline fvec fsame(float x) { return broadcast(x); }
+static inline ivec isame(int32_t x) { return ibroadcast(x); }
+static inline fvec fmul(fvec a, fvec b) { return mul(a, b); }
+static inline fvec fadd(fvec a, fvec b) { return add(a, b); }
+static inline fvec ffma(fvec a, fvec b, fvec c) { return fma(a, b, c); }
+static inline fvec ffnma(fvec a, fvec b, fvec c) { return fnma(a, b, c); }
+static inline fvec fconvert(ivec a) { return to_float(a); }
+static inline ivec sum(ivec a, ivec b) { return iadd(a, b); }
+static inline ivec product(ivec a, ivec b) { return imul(a, b); }
+static inline fvec fload(const void* p) { return loadu(static_cast<const float*>(p)); }
+static inline void fstore(float* p, fvec a) { storeu(p, a); }
+static inline fvec fload_f16(const void* p) { return load_f16(static_cast<const uint16_t*>(p)); }
+static inline fvec fload_bf16(const void* p) { return load_bf16(static_cast<const uint16_t*>(p)); }
+static inline ivec load_bytes(const void* p) { return iload(static_cast<const int32_t*>(p)); }
+static inline ivec widen_u8(const uint8_t* p) { return load_u8(p); }
+static inline ivec widen_i8(const uint8_t* p) { return load_i8(reinterpret_cast<const int8_t*>(p)); }
+static inline ivec low_nibbles(ivec x) { return iand(x, ibroadcast(0x0f0f0f0f)); }
+static inline ivec high_nibbles(ivec x) { return iand(ishr_logic(x, 4), ibroadcast(0x0f0f0f0f)); }
+static inline ivec widen_pairs(const uint8_t* p) {
+  return ieach([&](int i) { return p[2 * i] | p[2 * i + 1] << 16; });
+}
+static inline ivec add_pairs(ivec c, ivec a, ivec b) {
+  return ieach([&](int i) {
+    return c.v[i] + static_cast<int16_t>(a.v[i]) * static_cast<int16_t>(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
+  });
+}
+
+#endif
+
+#if defined(INSITU_VNNI)
+
+template <int MaxQ>
+struct Dot {
+  ivec total;
+  INSITU_INLINE void start(int32_t offset) { total = isame(offset); }
+  INSITU_INLINE void add(ivec w, ivec x, int) { total = _mm512_dpbusd_epi32(total, w, x); }
+  INSITU_INLINE ivec finish(int32_t) { return total; }
+};
+
+#elif INSITU_SIMD_BITS != 0
+
+// Pairs are summed in int16 for as many lines as cannot overflow: 32767 / (2 * MaxQ * 127).
+template <int MaxQ>
+struct Dot {
+  static constexpr int kRun = 32767 / (2 * MaxQ * 127);
+  static_assert(kRun >= 2);
+  ivec words, total;
+  INSITU_INLINE void start(int32_t) { words = total = izero(); }
+  INSITU_INLINE void add(ivec w, ivec x, int j) {
+    words = j % kRun == 0 ? multiply_bytes(w, x) : add_words(words, multiply_bytes(w, x));
+    if (j % kRun == kRun - 1) total = sum(total, sum_words(words)), words = izero();
+  }
+  INSITU_INLINE ivec finish(int32_t offset) { return sum(sum(total, sum_words(words)), isame(offset)); }
+};
+
+// 255 * 127 * 2 overflows int16, so whole bytes are taken as 16 * high + low nibbles. At most 8 lines.
+template <>
+struct Dot<255> {
+  ivec low, high;
+  INSITU_INLINE void start(int32_t) { low = high = izero(); }
+  INSITU_INLINE void add(ivec w, ivec x, int) {
+    low = add_words(low, multiply_bytes(low_nibbles(w), x));
+    high = add_words(high, multiply_bytes(high_nibbles(w), x));
+  }
+  INSITU_INLINE ivec finish(int32_t offset) {
+    return sum(sum(sum_words(low), times_16(sum_words(high))), isame(offset));
+  }
+};
+
+#else
+
+template <int MaxQ>
+struct Dot {
+  ivec total;
+  inline void start(int32_t offset) { total = isame(offset); }
+  inline void add(const ivec& w, const ivec& x, int) {
+    const int32_t a = x.v[0];
+    const int32_t a0 = static_cast<int8_t>(a), a1 = static_cast<int8_t>(a >> 8), a2 = static_cast<int8_t>(a >> 16);
+    for (int i = 0; i < 16; i++) {
+      const int32_t b = w.v[i];
+      total.v[i] += (b & 255) * a0 + (b >> 8 & 255) * a1 + (b >> 16 & 255) * a2 + (b >> 24 & 255) * (a >> 24);
+    }
+  }
+  inline ivec finish(int32_t) { return total; }
+};
+
+#endif
+
+}  // namespace insitu::INSITU_NS

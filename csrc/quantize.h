@@ -1,0 +1,105 @@
+// Activations as int8 with one scale per group of 32 or 256 inputs, of one row alone.
+// Not here: weights. Truth: quantize_rows in kernels/reference.py.
+// Always true: a row's integers and scales depend on that row alone; a group that holds NaN or Inf
+// has a NaN or Inf scale and zero integers, so that every output it feeds becomes NaN.
+//
+// Rows are cut into near-equal tiles of at most 6 (what the registers hold). A tile of R rows:
+//   group 32:  per group  { int8 q[R][32]; float scale[R]; int32 -8*sum[R]; -16*sum[R]; -128*sum[R];
+//                           float scale*sum[R] }
+//   group 256: per group  { int8 q[R][256]; float scale[R]; int16 sum of 32 [R][8];
+//                           int32 -32 * sum of 16 [R][16] }
+#pragma once
+#include "kernels.h"
+#include "simd.h"
+
+namespace insitu::INSITU_NS {
+
+constexpr int kRegisterRows = 6;
+constexpr int kRecord32 = 32 + 5 * 4;           // bytes a row takes per group
+constexpr int kRecord256 = 256 + 4 + 16 + 64;
+
+struct RowTile { int first, rows; };
+
+static int num_row_tiles(int num_rows) { return (num_rows + kRegisterRows - 1) / kRegisterRows; }
+
+static inline RowTile row_tile(int num_rows, int tile) {
+  const int64_t tiles = num_row_tiles(num_rows);
+  const int first = static_cast<int>(tile * int64_t{num_rows} / tiles);
+  return {first, static_cast<int>((tile + 1) * int64_t{num_rows} / tiles) - first};
+}
+
+static inline size_t quantized_row_bytes(int k, int group) {
+  return static_cast<size_t>(k / group) * (group == 32 ? kRecord32 : kRecord256);
+}
+
+static size_t quantized_bytes(int num_rows, int k, int group) { return num_rows * quantized_row_bytes(k, group); }
+
+struct GroupScale { float scale, inverse; };
+
+// The largest magnitude is found on bit patterns, where NaN > Inf > finite, in any order.
+static inline GroupScale group_scale(const float* x, int group) {
+  const i32x16 magnitude = ibroadcast(0x7fffffff);
+  i32x16 largest = ibroadcast(0);
+  for (int i = 0; i < group; i += 16) largest = imax(largest, iand(as_int(loadu(x + i)), magnitude));
+  const int32_t bits = ireduce_max(largest);
+  float amax;
+  __builtin_memcpy(&amax, &bits, sizeof amax);
+  const float scale = amax / 127.0f, inverse = amax > 0 ? 127.0f / amax : 0.0f;
+  const bool is_finite = scale < __builtin_inff() && inverse < __builtin_inff();  // false for NaN
+  return {scale, is_finite ? inverse : 0.0f};
+}
+
+// Sixteen inputs; returns their integer sum. |x * inverse| <= 127 (1 + 2^-23): no clamp is needed.
+static inline int32_t quantize_16(const float* x, float inverse, int8_t* q) {
+  // Inf * 0 and NaN * 0 become INT32_MIN: take zero instead.
+  const i32x16 integers = inverse > 0 ? to_int(mul(loadu(x), broadcast(inverse))) : ibroadcast(0);
+  store_i8(q, integers);
+  return ireduce_add(integers);
+}
+
+template <class T>
+static inline void put(uint8_t* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
+
+static void quantize_row_32(const float* x, int k, int row, int rows, uint8_t* out) {
+  for (int g = 0; g < k / 32; g++, x += 32, out += static_cast<size_t>(rows) * kRecord32) {
+    const GroupScale s = group_scale(x, 32);
+    int8_t* q = reinterpret_cast<int8_t*>(out + 32 * row);
+    int32_t sum = quantize_16(x, s.inverse, q);
+    sum += quantize_16(x + 16, s.inverse, q + 16);
+    uint8_t* tail = out + 32 * rows + 4 * row;
+    put(tail, s.scale);
+    put(tail + 4 * rows, -8 * sum);
+    put(tail + 8 * rows, -16 * sum);
+    put(tail + 12 * rows, -128 * sum);
+    put(tail + 16 * rows, s.scale * static_cast<float>(sum));
+  }
+}
+
+static void quantize_row_256(const float* x, int k, int row, int rows, uint8_t* out) {
+  for (int g = 0; g < k / 256; g++, x += 256, out += static_cast<size_t>(rows) * kRecord256) {
+    const GroupScale s = group_scale(x, 256);
+    int8_t* q = reinterpret_cast<int8_t*>(out + 256 * row);
+    uint8_t *scale = out + 256 * rows, *sums32 = scale + 4 * rows, *sums16 = sums32 + 16 * rows;
+    put(scale + 4 * row, s.scale);
+    for (int j = 0; j < 8; j++) {
+      const int32_t a = quantize_16(x + 32 * j, s.inverse, q + 32 * j);
+      const int32_t b = quantize_16(x + 32 * j + 16, s.inverse, q + 32 * j + 16);
+      put(sums32 + 16 * row + 2 * j, static_cast<int16_t>(a + b));
+      put(sums16 + 64 * row + 8 * j, -32 * a);
+      put(sums16 + 64 * row + 8 * j + 4, -32 * b);
+    }
+  }
+}
+
+static void quantize_tile(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int tile,
+                          uint8_t* out) {
+  const RowTile t = row_tile(num_rows, tile);
+  out += t.first * quantized_row_bytes(k, group);
+  for (int r = 0; r < t.rows; r++) {
+    const float* row = x + (t.first + r) * row_stride;
+    if (group == 32) quantize_row_32(row, k, r, t.rows, out);
+    else quantize_row_256(row, k, r, t.rows, out);
+  }
+}
+
+}  // namespace insitu::INSITU_NS

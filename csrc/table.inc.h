@@ -1,0 +1,27 @@
+// The one place where a table is filled: every isa_*.cpp defines INSITU_NS, INSITU_SIMD_BITS and
+// INSITU_TABLE_NAME, then includes this.
+#include "embed.h"
+#include "kernels.h"
+#include "matmul.h"
+#include "quantize.h"
+#if __has_include("sample.h")
+#include "attention.h"
+#include "elementwise.h"
+#include "sample.h"
+#else
+#define INSITU_EXECUTOR_ENTRIES
+#endif
+
+namespace insitu::INSITU_NS {
+
+extern const KernelTable table;
+const KernelTable table = {
+    .name = INSITU_TABLE_NAME,
+    .num_row_tiles = num_row_tiles,
+    .quantized_bytes = quantized_bytes,
+    .quantize_tile = quantize_tile,
+    .matmul_block = matmul_block,
+    .embed_row = embed_row,
+    INSITU_EXECUTOR_ENTRIES};
+
+}  // namespace insitu::INSITU_NS

@@ -1,0 +1,157 @@
+"""Run a prepared request and send what it makes, whole or as server-sent events.
+
+Not here: wording (``shape``) or ending early (``feed``). Always true: a feed is closed on every
+way out; a stream that fails carries an ``error`` event and no finish reason, then ``[DONE]``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from insitu.server.errors import ClientGone, JSONAnswer, as_refusal, error_body, json_bytes
+from insitu.server.feed import Feed
+from insitu.server.record import Outcome, Record, record_of
+from insitu.server.service import service_of, unknown_model
+from insitu.types import Delta, Refusal, RequestFailed, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from insitu.server.shape import Shape
+    from insitu.types import Prepared
+    from insitu.types import Request as Asked
+
+# How long a stream's headers wait for a first delta: refusals by the engine come at once.
+_SETTLE_S = 0.5
+_DONE = b"data: [DONE]\n\n"
+
+
+def new_id(prefix: str) -> str:
+    """An id nobody had before."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+async def prepare(request: Request, asked: Asked) -> Prepared:
+    """Turn what was asked into ids, noting its size in the record."""
+    service = service_of(request)
+    record = record_of(request.scope)
+    record.generation_id = asked.request_id
+    try:
+        prepared = await service.generator.prepare(asked)
+    except Refusal as refusal:
+        if refusal.status == 404:
+            raise unknown_model() from refusal
+        raise
+    record.model = service.generator.describe().name
+    record.prompt_tokens = prepared.num_prompt_tokens
+    return prepared
+
+
+async def answer(
+    request: Request, prepared: Prepared, shape: Shape, *, is_stream: bool
+) -> Response:
+    """Run a request; what is refused before its first byte keeps its HTTP status."""
+    service = service_of(request)
+    record = record_of(request.scope)
+    deltas = service.generator.stream(prepared, record.caller)
+    feed = Feed(deltas, record, service.lifecycle)
+    feed.open(request.receive)
+    if not is_stream:
+        return JSONAnswer(await _collect(feed, record, prepared, shape))
+    try:
+        await feed.settle(_SETTLE_S)
+    except BaseException:
+        await feed.close()
+        raise
+    return EventStream(feed, record, prepared, shape)
+
+
+async def _collect(feed: Feed, record: Record, prepared: Prepared, shape: Shape) -> dict[str, Any]:
+    deltas: list[Delta] = []
+    try:
+        async for batch in feed.batches():
+            deltas.extend(batch)
+    finally:
+        await feed.close()
+    _require_finish(record)
+    return shape.whole(deltas, _usage(deltas, record, prepared))
+
+
+def _require_finish(record: Record) -> None:
+    if record.finish_reason is None:
+        raise RequestFailed("The request ended without finishing.")
+
+
+def _usage(deltas: Iterable[Delta], record: Record, prepared: Prepared) -> Usage:
+    given = [delta.usage for delta in deltas if delta.usage is not None]
+    return given[-1] if given else Usage(prepared.num_prompt_tokens, record.completion_tokens)
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json_bytes(chunk) + b"\n\n"
+
+
+class EventStream(Response):
+    """An answer as server-sent events; deltas that are ready together go out in one write."""
+
+    def __init__(self, feed: Feed, record: Record, prepared: Prepared, shape: Shape) -> None:
+        self.status_code = 200
+        self.background = None
+        self._feed = feed
+        self._record = record
+        self._prepared = prepared
+        self._shape = shape
+        self.init_headers(
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+            }
+        )
+        # No body yet: its length is unknown.
+        self.raw_headers = [one for one in self.raw_headers if one[0] != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, then close the feed."""
+        try:
+            await self._send_all(send)
+        except ClientGone:
+            self._record.outcome = Outcome.CANCELLED
+        except Exception as error:
+            self._record.outcome = Outcome.FAILED
+            last = event(error_body(as_refusal(error))) + _DONE
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        except BaseException:
+            self._record.outcome = Outcome.CANCELLED
+            raise
+        finally:
+            await self._feed.close()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        await _write(send, [event(chunk) for chunk in self._shape.opening()])
+        last: Delta | None = None
+        async for batch in self._feed.batches():
+            chunks = (chunk for delta in batch for chunk in self._shape.chunks(delta))
+            await _write(send, [event(chunk) for chunk in chunks])
+            last = batch[-1]
+        _require_finish(self._record)
+        out = []
+        if self._shape.has_usage_chunk:
+            usage = _usage([last] if last else [], self._record, self._prepared)
+            out.append(event(self._shape.usage_chunk(usage)))
+        out.append(_DONE)
+        await send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
+
+
+async def _write(send: Send, parts: list[bytes]) -> None:
+    if parts:
+        await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})

@@ -1,0 +1,66 @@
+"""The table of routes, and the one function that makes an app of a Generator.
+
+Not here: sockets and signals (``run``). Always true: pydantic and prometheus-client are loaded when
+an app is made, not when this module is imported, so that a command starts quickly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from insitu.server.lifecycle import Lifecycle
+from insitu.server.service import Service
+
+if TYPE_CHECKING:
+    from insitu.server.options import ServerOptions
+    from insitu.types import Generator
+
+
+def create_app(generator: Generator, options: ServerOptions) -> Starlette:
+    """Make the app that answers for a generator."""
+    from insitu.server.door import Door, http_error  # noqa: PLC0415 - see above
+    from insitu.server.metrics import Metrics  # noqa: PLC0415
+
+    service = Service(generator, options, Metrics(generator), Lifecycle())
+    app = Starlette(
+        routes=routes(),
+        middleware=[Middleware(Door, service=service)],
+        exception_handlers={HTTPException: http_error},
+    )
+    # A path has one spelling: no redirect, whose target would repeat the Host header.
+    app.router.redirect_slashes = False
+    app.state.service = service
+    preload()
+    return app
+
+
+def routes() -> list[Route]:
+    """Every path there is; ``/`` is left free."""
+    from insitu.server import chat, completions, models, status, tokenize  # noqa: PLC0415
+
+    return [
+        Route("/v1/models", models.list_models),
+        Route("/v1/models/{model_id:path}", models.retrieve_model),
+        Route("/v1/chat/completions", chat.create_chat_completion, methods=["POST"]),
+        Route("/v1/completions", completions.create_completion, methods=["POST"]),
+        Route("/v1/tokenize", tokenize.tokenize, methods=["POST"]),
+        Route("/v1/detokenize", tokenize.detokenize, methods=["POST"]),
+        Route("/health", status.ready),
+        Route("/health/live", status.live),
+        Route("/metrics", status.metrics),
+        Route("/openapi.json", status.openapi),
+    ]
+
+
+def preload() -> None:
+    """Load the wire schema; may be called from a thread while a model is being packed."""
+    from insitu.server import (  # noqa: F401, PLC0415 - imported for its effect
+        schema_chat,
+        schema_completions,
+        schema_tokens,
+    )

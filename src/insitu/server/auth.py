@@ -1,0 +1,43 @@
+"""Read a bearer key from a request's headers and ask whose it is.
+
+Not here: keys or their hashes; the verifier is given. Always true: with a verifier every path but
+``OPEN_PATHS`` needs a key, those without a route included, so no spelling of a path gets round it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.types import Caller, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from insitu.server.options import Authenticate
+
+OPEN_PATHS = frozenset({"/health", "/health/live"})
+
+
+def identify(
+    headers: Sequence[tuple[bytes, bytes]], path: str, authenticate: Authenticate | None
+) -> Caller:
+    """Answer who asks, or refuse with 401."""
+    if authenticate is None or path in OPEN_PATHS:
+        return Caller()
+    caller = authenticate(_bearer(headers))
+    if caller is None:
+        raise Refusal(
+            "A valid API key is needed: Authorization: Bearer KEY.",
+            status=401,
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+    return caller
+
+
+def _bearer(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    values = [value for name, value in headers if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, _, key = values[0].decode("latin-1").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" and key.strip() else None

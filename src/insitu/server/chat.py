@@ -1,0 +1,102 @@
+"""POST /v1/chat/completions: one request whole, from its bytes to its answer.
+
+Always true: a stream's first delta has the role, and ids and log-probabilities ride on the chunk
+that carries their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from insitu.server.answer import answer, new_id, prepare
+from insitu.server.logprobs import chat_logprobs
+from insitu.server.service import read_wire, service_of
+from insitu.server.shape import Head, head_of, usage_fields
+from insitu.types import Delta, Usage
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a chat, whole or as a stream."""
+    from insitu.server.schema_chat import ChatCompletionRequest  # noqa: PLC0415 - slow to import
+
+    service = service_of(request)
+    wire = await read_wire(request, ChatCompletionRequest)
+    prepared = await prepare(request, wire.to_request(new_id("chatcmpl")))
+    head = head_of(
+        service.generator.describe(),
+        prepared,
+        token_ids=bool(wire.return_token_ids),
+        usage=wire.has_usage_chunk,
+    )
+    shape = ChatShape(head, has_logprobs=bool(wire.logprobs))
+    return await answer(request, prepared, shape, is_stream=bool(wire.stream))
+
+
+class ChatShape:
+    """Words a chat's answer."""
+
+    def __init__(self, head: Head, *, has_logprobs: bool) -> None:
+        self._head = head
+        self._has_logprobs = has_logprobs
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        """Whether a stream ends with a chunk that only counts."""
+        return self._head.has_usage
+
+    def opening(self) -> Iterable[dict[str, Any]]:
+        """The chunk that says who speaks."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        yield {**self._head.chunk("chat.completion.chunk", choice), **self._head.notes()}
+
+    def chunks(self, delta: Delta) -> Iterable[dict[str, Any]]:
+        """A chunk for the text, and one for the finish."""
+        gained = self._gained([delta])
+        if delta.content or (delta.token_ids and delta.finish_reason is None):
+            yield self._chunk(delta.index, {"content": delta.content}, gained)
+            gained = self._gained([])
+        if delta.finish_reason is not None:
+            yield self._chunk(delta.index, {}, gained, delta.finish_reason.value)
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], gained: dict[str, Any], finish: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, **gained, "finish_reason": finish}
+        return self._head.chunk("chat.completion.chunk", choice)
+
+    def _gained(self, deltas: list[Delta]) -> dict[str, Any]:
+        """Log-probabilities and ids of deltas, as far as they were asked for."""
+        tokens = [one for delta in deltas for one in delta.logprobs]
+        gained: dict[str, Any] = {"logprobs": None}
+        if self._has_logprobs and tokens:
+            gained["logprobs"] = {"content": chat_logprobs(tokens), "refusal": None}
+        if self._head.has_token_ids:
+            gained["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
+        return gained
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The chunk that only counts."""
+        fields = self._head.fields("chat.completion.chunk")
+        return {**fields, "choices": [], "usage": usage_fields(usage)}
+
+    def whole(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+        finish = next((one.finish_reason for one in deltas if one.finish_reason), None)
+        content = "".join(delta.content for delta in deltas)
+        gained = self._gained(deltas)
+        if self._has_logprobs and gained["logprobs"] is None:
+            gained["logprobs"] = {"content": [], "refusal": None}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": content, "refusal": None},
+            **gained,
+            "finish_reason": finish and finish.value,
+        }
+        fields = self._head.fields("chat.completion")
+        return {**fields, "choices": [choice], "usage": usage_fields(usage), **self._head.notes()}

@@ -1,0 +1,147 @@
+"""The first and last to see a request: record, guard, key, drain, and what nobody else caught.
+
+Not here: routes (``app``). Always true: every answer carries ``x-request-id``, every failure is
+JSON in OpenAI's shape, and every request is logged and counted once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from insitu.server.auth import identify
+from insitu.server.errors import ClientGone, as_refusal, draining, error_answer
+from insitu.server.guard import Guard, check_head, values_of
+from insitu.server.record import SCOPE_KEY, Outcome, Record, request_id_from
+from insitu.types import Refusal
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from insitu.server.service import Service
+
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_WORK_PATHS = GENERATION_PATHS | {"/v1/tokenize", "/v1/detokenize"}
+# Labels must not be the caller's to invent.
+_OTHER = "other"
+_KNOWN_PATHS = _WORK_PATHS | {
+    "/v1/models",
+    "/health",
+    "/health/live",
+    "/metrics",
+    "/openapi.json",
+}
+
+
+class Door:
+    """Wraps the routes."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._guard = Guard(service.options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request in, and see it out."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        record = scope[SCOPE_KEY] = Record(
+            request_id=request_id_from(scope["headers"]),
+            method=scope["method"],
+            route=path if path in _KNOWN_PATHS else _OTHER,
+            metrics=self._service.metrics,
+        )
+        is_generation = path in GENERATION_PATHS and scope["method"] == "POST"
+        if is_generation:
+            self._service.metrics.note_received(path)
+        try:
+            await self._answer(scope, receive, self._named(scope, record, send))
+        except BaseException:
+            record.outcome = record.outcome or Outcome.CANCELLED
+            raise
+        finally:
+            record.settle()
+            if is_generation:
+                self._service.metrics.note_ended(record)
+            record.write_log()
+
+    def _named(self, scope: Scope, record: Record, send: Send) -> Send:
+        """Add to each answer what every answer carries."""
+        is_preflight = self._is_preflight(scope)
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                extra = [(b"x-request-id", record.request_id.encode("latin-1"))]
+                extra += self._guard.cors_headers(scope["headers"], is_preflight=is_preflight)
+                message["headers"] = [*message.get("headers", []), *extra]
+            await send(message)
+
+        return named
+
+    def _is_preflight(self, scope: Scope) -> bool:
+        if scope["method"] != "OPTIONS":
+            return False
+        headers = scope["headers"]
+        if not values_of(headers, b"access-control-request-method"):
+            return False
+        return any(self._guard.allows(origin) for origin in values_of(headers, b"origin"))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            self._admit(scope)
+            if self._is_preflight(scope):
+                await Response(status_code=204)(scope, receive, watched)
+            elif scope["path"] in _WORK_PATHS:
+                with self._service.lifecycle.active():
+                    await self._app(scope, receive, watched)
+            else:
+                await self._app(scope, receive, watched)
+        except ClientGone:
+            scope[SCOPE_KEY].outcome = Outcome.CANCELLED
+            if not has_started:
+                # Nobody is there to read it, but the protocol wants an answer.
+                await Response(status_code=400)(scope, receive, watched)
+        except Exception as error:
+            if has_started:
+                raise
+            await error_answer(as_refusal(error))(scope, receive, watched)
+
+    def _admit(self, scope: Scope) -> None:
+        """Refuse what must not reach a route."""
+        service, headers = self._service, scope["headers"]
+        check_head(headers, service.options.max_header_bytes)
+        self._guard.check(headers, scope["scheme"])
+        if not self._is_preflight(scope):
+            caller = identify(headers, scope["path"], service.options.authenticate)
+            scope[SCOPE_KEY].caller = caller
+        if service.lifecycle.is_draining and scope["path"] in _WORK_PATHS:
+            raise draining(service.options.retry_after_s)
+
+
+async def http_error(_request: Request, error: Exception) -> Response:
+    """A router's refusal (404, 405) in our shape, its ``Allow`` header kept."""
+    assert isinstance(error, HTTPException)
+    words = {
+        404: ("There is nothing at this path.", "not_found"),
+        405: ("This path does not take this method.", "method_not_allowed"),
+    }
+    message, code = words.get(error.status_code, ("The request was refused.", None))
+    refusal = Refusal(message, status=error.status_code, code=code)
+    return error_answer(refusal, dict(error.headers or {}))

@@ -1,0 +1,109 @@
+"""Failures in the shape of OpenAI's API: ``{"error": {message, type, param, code}}``.
+
+Not here: deciding what is refused. Always true: a body is valid UTF-8 and valid JSON, and what it
+repeats of a caller's input is at most ``MAX_ECHO`` characters.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from starlette.responses import Response
+
+from insitu.types import Refusal, RequestFailed
+
+MAX_ECHO = 100
+_MAX_MESSAGE = 400
+
+logger = logging.getLogger("insitu.server")
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its answer was complete."""
+
+
+class ShuttingDown(Exception):
+    """The grace time of a drain ended before the answer did."""
+
+
+def json_bytes(value: Any) -> bytes:
+    """Write compact JSON. NaN and infinities are our mistake, and raise."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def clip(text: str, limit: int = MAX_ECHO) -> str:
+    """Cut a caller's text to what an error may repeat."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def as_refusal(error: Exception) -> Refusal:
+    """Say in a caller's terms what went wrong; what only concerns us is logged instead."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, ShuttingDown):
+        return draining(1)
+    if isinstance(error, RequestFailed):
+        message, code = str(error) or "The request failed.", "request_failed"
+    else:
+        # Type and place only: the text of an unforeseen error could hold a prompt.
+        logger.error("internal error: %s at %s", type(error).__name__, _place(error))
+        message, code = "Internal error; the server goes on.", "internal_error"
+    return Refusal(message, status=500, kind="server_error", code=code)
+
+
+def _place(error: Exception) -> str:
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return " > ".join(frames[-8:])
+
+
+def draining(retry_after_s: int) -> Refusal:
+    """The refusal of a server that is going away."""
+    return Refusal(
+        "The server is shutting down.",
+        status=503,
+        kind="server_error",
+        code="shutting_down",
+        retry_after_s=retry_after_s,
+    )
+
+
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    """The error object of an answer or of an SSE event."""
+    return {
+        "error": {
+            "message": clip(refusal.message, _MAX_MESSAGE),
+            "type": refusal.kind,
+            "param": None if refusal.param is None else clip(refusal.param),
+            "code": refusal.code,
+        }
+    }
+
+
+class JSONAnswer(Response):
+    """A value as JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Write the body."""
+        return json_bytes(content)
+
+
+def error_answer(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    """A refusal as an HTTP answer with its status."""
+    headers = dict(headers or {})
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if refusal.status in {408, 413, 431}:
+        # What is left of the request is not read, so the connection cannot be used again.
+        headers["connection"] = "close"
+    return JSONAnswer(error_body(refusal), status_code=refusal.status, headers=headers)

@@ -1,0 +1,74 @@
+"""Log-probabilities in OpenAI's two forms: of chats, and of text completions.
+
+Always true: no infinities (impossible tokens are left out), and floats are written as they came.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from insitu.types import TokenLogprob
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Entries of ``logprobs.content``."""
+    return [{**_entry(one), "top_logprobs": [_entry(top) for top in _shown(one)]} for one in tokens]
+
+
+def _entry(one: TokenLogprob) -> dict[str, Any]:
+    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.bytes)}
+
+
+def _shown(one: TokenLogprob) -> list[TokenLogprob]:
+    return [top for top in one.top if math.isfinite(top.logprob)]
+
+
+def spell_token(one: TokenLogprob) -> str:
+    """A token as a key: its text, or its bytes where they are not whole characters."""
+    try:
+        one.bytes.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.bytes)
+    return one.text
+
+
+class CompletionLogprobs:
+    """Builds the ``logprobs`` object of a text completion, chunk after chunk.
+
+    ``text_offset`` counts characters of the choice's own text, from 0.
+    """
+
+    def __init__(self, *, has_token_ids: bool) -> None:
+        self._has_token_ids = has_token_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def take(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The object for the next tokens of the choice."""
+        offsets = []
+        for one in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(one.bytes))
+        answer: dict[str, Any] = {
+            "tokens": [spell_token(one) for one in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [_by_text(one) for one in tokens],
+            "text_offset": offsets,
+        }
+        if self._has_token_ids:
+            tops = [_shown(one) for one in tokens]
+            answer["token_ids"] = [one.token_id for one in tokens]
+            answer["top_token_ids"] = [[one.token_id for one in top] for top in tops]
+            answer["top_token_logprobs"] = [[one.logprob for one in top] for top in tops]
+        return answer
+
+
+def _by_text(one: TokenLogprob) -> dict[str, float]:
+    """Alternatives by their text, the sampled token among them; of equal texts the likeliest."""
+    answer: dict[str, float] = {}
+    for top in (*_shown(one), one):
+        answer.setdefault(spell_token(top), top.logprob)
+    return answer

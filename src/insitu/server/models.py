@@ -1,0 +1,49 @@
+"""GET /v1/models and /v1/models/{id}: what is served, by every name it answers to.
+
+Always true: an unknown name gets the same 404 whatever it looks like, so no path can be probed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from insitu.server.errors import JSONAnswer
+from insitu.server.service import is_served, service_of, unknown_model
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from insitu.types import ModelCard
+
+
+async def list_models(request: Request) -> Response:
+    """All that is served: one model, under its first name."""
+    card = service_of(request).generator.describe()
+    return JSONAnswer({"object": "list", "data": [_model(card, card.name)]})
+
+
+async def retrieve_model(request: Request) -> Response:
+    """One model by any of its names."""
+    card = service_of(request).generator.describe()
+    name = request.path_params["model_id"]
+    if not is_served(card, name):
+        raise unknown_model()
+    return JSONAnswer(_model(card, name))
+
+
+def _model(card: ModelCard, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "insitu",
+        "aliases": list(card.aliases),
+        "architecture": card.architecture,
+        "digest": card.digest,
+        "size_bytes": card.size_bytes,
+        "max_model_len": card.max_model_len,
+        "vocab_size": card.vocab_size,
+        "numeric_settings": dict(card.numeric_settings),
+        "has_chat_template": card.has_chat_template,
+    }

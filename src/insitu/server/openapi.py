@@ -1,0 +1,190 @@
+"""The OpenAPI document, generated from the models that check requests.
+
+Always true: a path in the table below is a route of the app and the other way round (a test walks
+both), and every failure has the one error schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from insitu.server import schema_answers as answers
+from insitu.server.schema_chat import ChatCompletionRequest
+from insitu.server.schema_completions import CompletionRequest
+from insitu.server.schema_tokens import (
+    DetokenizeRequest,
+    TokenizeMessagesRequest,
+    TokenizePromptRequest,
+)
+from insitu.server.shape import version
+
+_REF = "#/components/schemas/{model}"
+_REASONS = {
+    400: "The request is refused; `param` names the field.",
+    401: "A valid API key is needed.",
+    403: "This Host or Origin is not answered.",
+    404: "No such model or path.",
+    408: "The request did not arrive in time.",
+    413: "The body is too long.",
+    415: "The content type is not application/json.",
+    429: "Too much at once; try again later.",
+    431: "The headers are too long.",
+    500: "The request failed inside.",
+    503: "Not serving now.",
+}
+_EVERYWHERE = (400, 403, 431, 500, 503)
+_OF_BODIES = (404, 408, 413, 415, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    path: str
+    name: str
+    summary: str
+    bodies: tuple[type[BaseModel], ...] = ()
+    answer: type[BaseModel] | None = None
+    chunk: type[BaseModel] | None = None
+    media_type: str = "application/json"
+    is_open: bool = False
+
+
+OPERATIONS = (
+    Operation("/v1/models", "listModels", "What is served.", answer=answers.ModelList),
+    Operation(
+        "/v1/models/{model_id}",
+        "retrieveModel",
+        "One model by any of its names.",
+        answer=answers.ModelAnswer,
+    ),
+    Operation(
+        "/v1/chat/completions",
+        "createChatCompletion",
+        "Answer a chat.",
+        (ChatCompletionRequest,),
+        answers.ChatCompletion,
+        answers.ChatCompletionChunk,
+    ),
+    Operation(
+        "/v1/completions",
+        "createCompletion",
+        "Continue a text.",
+        (CompletionRequest,),
+        answers.Completion,
+        answers.CompletionChunk,
+    ),
+    Operation(
+        "/v1/tokenize",
+        "tokenize",
+        "Ids of a prompt or of messages.",
+        (TokenizePromptRequest, TokenizeMessagesRequest),
+        answers.TokenizeAnswer,
+    ),
+    Operation(
+        "/v1/detokenize",
+        "detokenize",
+        "Text of ids.",
+        (DetokenizeRequest,),
+        answers.DetokenizeAnswer,
+    ),
+    Operation("/health", "ready", "Ready for work.", answer=answers.Status, is_open=True),
+    Operation("/health/live", "live", "Alive.", answer=answers.Status, is_open=True),
+    Operation("/metrics", "metrics", "Prometheus metrics.", media_type="text/plain"),
+    Operation("/openapi.json", "openapi", "This document."),
+)
+
+
+@cache
+def document(*, has_keys: bool) -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        method = "post" if operation.bodies else "get"
+        paths[operation.path] = {method: _operation(operation, has_keys=has_keys)}
+    components: dict[str, Any] = {"schemas": _schemas()}
+    if has_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "insitu", "version": version()},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    wanted: list[tuple[type[BaseModel], Any]] = [(answers.ErrorAnswer, "serialization")]
+    for operation in OPERATIONS:
+        wanted += [(body, "validation") for body in operation.bodies]
+        for answer in (operation.answer, operation.chunk):
+            if answer is not None:
+                wanted.append((answer, "validation"))
+    _, definitions = models_json_schema(list(dict.fromkeys(wanted)), ref_template=_REF)
+    schemas = definitions["$defs"]
+    assert isinstance(schemas, dict)
+    return schemas
+
+
+def _operation(operation: Operation, *, has_keys: bool) -> dict[str, Any]:
+    statuses = set(_EVERYWHERE)
+    if operation.bodies:
+        statuses |= set(_OF_BODIES)
+    if operation.path.endswith("}"):
+        statuses.add(404)
+    if has_keys and not operation.is_open:
+        statuses.add(401)
+    error = {"application/json": {"schema": _ref(answers.ErrorAnswer)}}
+    responses: dict[str, Any] = {
+        str(status): {"description": _REASONS[status], "content": error}
+        for status in sorted(statuses)
+    }
+    responses["200"] = {"description": "The answer.", "content": _content(operation)}
+    wanted: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "responses": responses,
+    }
+    if operation.bodies:
+        body = _one_of([_ref(model) for model in operation.bodies])
+        wanted["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": body}},
+        }
+    if operation.path.endswith("}"):
+        wanted["parameters"] = [
+            {
+                "name": "model_id",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string"},
+                "example": "default",
+            }
+        ]
+    if has_keys and not operation.is_open:
+        wanted["security"] = [{"key": []}]
+    return wanted
+
+
+def _content(operation: Operation) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    if operation.media_type == "application/json":
+        schema = _ref(operation.answer) if operation.answer else {"type": "object"}
+    content = {operation.media_type: {"schema": schema}}
+    if operation.chunk is not None:
+        events = f"Server-sent events, each a {operation.chunk.__name__} or an ErrorAnswer."
+        content["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    return content
+
+
+def _ref(model: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _one_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

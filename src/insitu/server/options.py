@@ -1,0 +1,58 @@
+"""Values a server is started with. Not here: flags or their defaults' reasons (``settings``).
+
+Always true: a ``ServerOptions`` never changes, and every limit in it is positive.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from insitu.types import Caller
+
+Authenticate = Callable[[str | None], Caller | None]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def write_line(line: str) -> None:
+    """Write one line to standard output at once, so that a waiting parent sees it."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to listen, whom to answer, and how much of anything one caller may hold.
+
+    ``authenticate`` takes the presented bearer key (None when there is none) and answers who it is,
+    or None for a stranger; it compares hashes in constant time. Without it nobody is asked.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    authenticate: Authenticate | None = None
+    max_body_bytes: int = 8 * 2**20
+    max_header_bytes: int = 64 * 2**10
+    body_timeout_s: float = 30.0
+    keep_alive_timeout_s: float = 30.0
+    drain_grace_s: float = 30.0
+    retry_after_s: int = 5
+    on_ready: Callable[[str], None] = write_line
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only pages and programs of this machine may ask (loopback, no keys)."""
+        return self.authenticate is None and is_loopback(self.host)

@@ -1,0 +1,90 @@
+"""uvicorn's HTTP protocol with bounds: the size of a request's head, and the time it may take.
+
+Not here: bodies (``body`` bounds them where they are read). Always true: what cannot be parsed is
+answered in OpenAI's error shape, and the connection closes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from insitu.server.errors import error_body, json_bytes
+from insitu.types import Refusal
+
+MAX_HEAD_BYTES = 128 * 2**10
+HEAD_TIMEOUT_S = 20.0
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Bytes of a head that has begun and is not complete; None between requests.
+        self._head_bytes: int | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock of the first head: a connection must ask for something."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_timed_out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless the head it belongs to has grown too long."""
+        super().data_received(data)
+        if self._head_bytes is None or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "The head of the request is too long.", "headers_too_large")
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_timed_out)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._head_bytes = None
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what could not be parsed."""
+        self._refuse(400, "The request is not valid HTTP.", "invalid_http")
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._refuse(408, "The head of the request did not arrive in time.", "head_timeout")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Write a whole answer by hand, where no request exists to answer, and close."""
+        self._stop_timer()
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if not is_answering:
+            body = json_bytes(error_body(Refusal(message, status=status, code=code)))
+            head = (
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+                "content-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode("ascii") + body)
+        self.transport.close()

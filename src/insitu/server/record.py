@@ -1,0 +1,130 @@
+"""What is known about one HTTP request: enough to count it and to write its log line.
+
+Not here: prompts, answers or keys; a record could not hold them. Always true: an outcome is given
+once, and what was cancelled stays cancelled whatever status follows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from insitu.types import Caller
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from insitu.server.metrics import Metrics
+    from insitu.types import Delta
+
+SCOPE_KEY = "insitu.record"
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+logger = logging.getLogger("insitu.access")
+
+
+class Outcome(StrEnum):
+    """How a request ended; each ends in exactly one of these ways."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as it goes."""
+
+    request_id: str
+    method: str
+    route: str
+    metrics: Metrics
+    started_s: float = field(default_factory=time.perf_counter)
+    caller: Caller = field(default_factory=Caller)
+    generation_id: str | None = None
+    model: str | None = None
+    status: int | None = None
+    outcome: Outcome | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+    ttft_s: float | None = None
+    last_delta_s: float | None = None
+    finish_reason: str | None = None
+
+    def note_delta(self, delta: Delta) -> None:
+        """Take in what a choice gained: times, tokens, how it finished."""
+        now_s = time.perf_counter()
+        num_tokens = len(delta.token_ids)
+        if self.last_delta_s is None:
+            self.ttft_s = now_s - self.started_s
+            self.metrics.note_first_token(self.ttft_s, self.prompt_tokens or 0)
+        elif num_tokens:
+            self.metrics.note_gap(now_s - self.last_delta_s)
+        self.last_delta_s = now_s
+        if delta.usage is not None:
+            num_tokens = max(0, delta.usage.completion_tokens - self.completion_tokens)
+        self.completion_tokens += num_tokens
+        self.metrics.note_tokens(num_tokens)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason.value
+
+    def settle(self) -> Outcome:
+        """Give the outcome that follows from the status, unless one was given."""
+        if self.outcome is None:
+            if self.status is None or self.status == 500:
+                self.outcome = Outcome.FAILED
+            elif self.status >= 400:
+                self.outcome = Outcome.REFUSED
+            else:
+                self.outcome = Outcome.COMPLETED
+        return self.outcome
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds since the request came in."""
+        return time.perf_counter() - self.started_s
+
+    def write_log(self) -> None:
+        """Write the request's one line."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        line = {
+            "request_id": self.request_id,
+            "generation_id": self.generation_id,
+            "method": self.method,
+            "route": self.route,
+            "model": self.model,
+            "status": self.status,
+            "outcome": self.outcome,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+            "duration_s": round(self.duration_s, 6),
+            "finish_reason": self.finish_reason,
+            "tenant": self.caller.tenant,
+        }
+        logger.info("%s", json.dumps(line, separators=(",", ":")))
+
+
+def request_id_from(headers: list[tuple[bytes, bytes]]) -> str:
+    """The client's own request id where it is harmless, else a drawn one."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            text = value.decode("latin-1")
+            if _SAFE_ID.fullmatch(text):
+                return text
+    return f"req_{secrets.token_hex(12)}"
+
+
+def record_of(scope: Scope) -> Record:
+    """The record that the door opened for this request."""
+    record = scope[SCOPE_KEY]
+    assert isinstance(record, Record)
+    return record

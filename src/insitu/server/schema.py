@@ -1,0 +1,106 @@
+"""What every wire model shares, and how its complaints become one refusal that names a field.
+
+Not here: the fields (``schema_chat``, ``schema_completions``, ``schema_tokens``) or reading JSON
+(``body``). Always true: nothing is coerced (``"256"`` and ``1.0`` are not integers, ``true`` is not
+a number), unknown fields are refused, and null means absent wherever a field may be absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from insitu.server.errors import clip
+from insitu.types import Refusal
+
+MAX_ID = 2**31 - 1
+_TAG_FAULTS = {"union_tag_invalid", "union_tag_not_found"}
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """Marks a field that is known and not implemented: only values asking nothing are accepted."""
+
+    values: str
+
+
+class Wire(BaseModel):
+    """A JSON object of a request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+WireT = TypeVar("WireT", bound=Wire)
+
+
+def parse_wire(model: type[WireT], value: Mapping[str, Any]) -> WireT:
+    """Check a JSON object against its model, or refuse it naming the first field at fault."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _refusal(model, value, error) from None
+
+
+def _refusal(model: type[Wire], value: Mapping[str, Any], error: ValidationError) -> Refusal:
+    faults = error.errors(include_url=False, include_input=False)
+    # Where branches of a union complain, the one that got furthest in is what was meant.
+    fault = max(faults, key=lambda one: len(_path(value, one)))
+    path = _path(value, fault)
+    if fault["type"] == "extra_forbidden":
+        param = _spell(path)
+        message = f"Unknown field: {clip(param)}."
+        return Refusal(message, param=param, code="unknown_parameter")
+    neutral = _neutral(model, path)
+    if neutral is not None:
+        param = str(path[0])
+        message = f"{param} is not supported here: only {neutral.values} is accepted."
+        return Refusal(message, param=param, code="unsupported_parameter")
+    param = _spell(path)
+    same_place = [one for one in faults if _path(value, one) == path]
+    reasons = dict.fromkeys(_reason(one) for one in same_place)
+    message = f"{clip(param) or 'The body'}: {clip('; or '.join(reasons), 250)}."
+    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
+    return Refusal(message, param=param or None, code=code)
+
+
+def _reason(fault: Any) -> str:
+    """What a fault says, without repeating the input."""
+    if fault["type"] in _TAG_FAULTS:
+        return f"must be one of {fault.get('ctx', {}).get('expected_tags', 'the known ones')}"
+    return str(fault["msg"])
+
+
+def _path(value: Any, fault: Any) -> tuple[str | int, ...]:
+    """The keys and indices of a fault that lead into the value; names of union branches drop out."""
+    path: list[str | int] = []
+    places: Sequence[str | int] = fault["loc"]
+    for depth, place in enumerate(places):
+        is_last = depth == len(places) - 1
+        if (isinstance(value, dict) and place in value) or (isinstance(value, list) and isinstance(place, int) and place < len(value)):
+            path.append(place)
+            value = value[place]
+        elif is_last and fault["type"] == "missing":
+            path.append(place)
+    if fault["type"] in _TAG_FAULTS:
+        path.append(fault["ctx"]["discriminator"].strip("'"))
+    return tuple(path)
+
+
+def _spell(path: Sequence[str | int]) -> str:
+    """Write a path as a caller would: ``messages[0].content``."""
+    text = ""
+    for place in path:
+        if isinstance(place, int):
+            text += f"[{place}]"
+        else:
+            text += f".{clip(place)}" if text else clip(place)
+    return text
+
+
+def _neutral(model: type[Wire], path: Sequence[str | int]) -> Neutral | None:
+    field = model.model_fields.get(str(path[0])) if path else None
+    marks = [] if field is None else [one for one in field.metadata if isinstance(one, Neutral)]
+    return marks[0] if marks else None

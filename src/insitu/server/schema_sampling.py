@@ -1,0 +1,79 @@
+"""Fields that chat and text completions share: sampling, stopping, streaming, and neutral ones.
+
+Always true: what is accepted here is honoured, or asks nothing of us.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from insitu.server.schema import MAX_ID, Neutral, Wire
+from insitu.types import Refusal, SamplingParams
+
+StopString = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+One = Annotated[int, Field(ge=1, le=1)]
+Empty = Annotated[dict[str, Any], Field(max_length=0)]
+Nothing = Annotated[None, Neutral("null")]
+
+
+class StreamOptions(Wire):
+    """What a stream carries beside its deltas."""
+
+    include_usage: bool | None = Field(None, description="A last chunk that holds the usage.")
+    include_obfuscation: Literal[False] | None = Field(None, description="Only false.")
+
+
+class SamplingFields(Wire):
+    """How tokens are chosen, and when to stop."""
+
+    model: str = Field(description="A served name, or `default`.", examples=["default"])
+    temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="0 is greedy.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
+        None, description="Drawn when absent; the answer reports it either way."
+    )
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=SamplingParams.MAX_STOP, fail_fast=True)]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = Field(None, description="Only where stream is true.")
+    return_token_ids: bool | None = None
+    n: Annotated[One | None, Neutral("1")] = None
+    presence_penalty: Annotated[Zero | None, Neutral("0")] = None
+    frequency_penalty: Annotated[Zero | None, Neutral("0")] = None
+    logit_bias: Annotated[Empty | None, Neutral("{}")] = None
+    user: str | None = None
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        """Whether a stream ends with a chunk that holds the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The sampling parameters asked for; absent fields take their defaults."""
+        if self.stream_options is not None and not self.stream:
+            message = "stream_options is only allowed where stream is true."
+            raise Refusal(message, param="stream_options", code="invalid_value")
+        stop = self.stop or ()
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+        )

@@ -1,0 +1,52 @@
+"""GET /health, /health/live, /metrics and /openapi.json: the server about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+
+from insitu.server.errors import JSONAnswer, draining
+from insitu.server.metrics import CONTENT_TYPE
+from insitu.server.service import service_of
+from insitu.types import Refusal
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+
+def _engine_stopped() -> Refusal:
+    return Refusal(
+        "The engine has stopped.", status=503, kind="server_error", code="engine_stopped"
+    )
+
+
+async def ready(request: Request) -> Response:
+    """Whether a new request would be taken: not while draining, not without an engine."""
+    service = service_of(request)
+    if service.lifecycle.is_draining:
+        raise draining(service.options.retry_after_s)
+    if not service.generator.stats().is_alive:
+        raise _engine_stopped()
+    return JSONAnswer({"status": "ready"})
+
+
+async def live(request: Request) -> Response:
+    """Whether the process works at all; a drain does not end that."""
+    if not service_of(request).generator.stats().is_alive:
+        raise _engine_stopped()
+    return JSONAnswer({"status": "live"})
+
+
+async def metrics(request: Request) -> Response:
+    """All series in Prometheus' text form."""
+    text = service_of(request).metrics.expose()
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document of this server."""
+    from insitu.server.openapi import document  # noqa: PLC0415 - slow to import
+
+    has_keys = service_of(request).options.authenticate is not None
+    return JSONAnswer(document(has_keys=has_keys))

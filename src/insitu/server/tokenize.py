@@ -1,0 +1,67 @@
+"""POST /v1/tokenize and /v1/detokenize: ids of a text or of messages, and text of ids.
+
+Always true: nothing is run, and the ids are those a completion of the same input would start from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from insitu.server.answer import new_id
+from insitu.server.errors import JSONAnswer
+from insitu.server.record import record_of
+from insitu.server.service import is_served, read_object, read_wire, service_of, unknown_model
+from insitu.types import Refusal
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+
+async def tokenize(request: Request) -> Response:
+    """Ids of a prompt; of messages, the rendered prompt too."""
+    from insitu.server.schema import parse_wire  # noqa: PLC0415 - slow to import
+    from insitu.server.schema_tokens import (  # noqa: PLC0415 - slow to import
+        TokenizeMessagesRequest,
+        TokenizePromptRequest,
+    )
+
+    service = service_of(request)
+    value = await read_object(request)
+    wire: TokenizePromptRequest | TokenizeMessagesRequest
+    if "messages" not in value:
+        wire = parse_wire(TokenizePromptRequest, value)
+    elif "prompt" in value:
+        message = "Give either prompt or messages, not both."
+        raise Refusal(message, param="prompt", code="invalid_value")
+    else:
+        wire = parse_wire(TokenizeMessagesRequest, value)
+    try:
+        tokenized = await service.generator.tokenize(wire.to_request(new_id("tok")))
+    except Refusal as refusal:
+        if refusal.status == 404:
+            raise unknown_model() from refusal
+        raise
+    record_of(request.scope).model = service.generator.describe().name
+    answer: dict[str, Any] = {
+        "tokens": list(tokenized.token_ids),
+        "count": len(tokenized.token_ids),
+    }
+    if isinstance(wire, TokenizeMessagesRequest):
+        answer["prompt"] = tokenized.prompt_text
+    if tokenized.warnings:
+        answer["warnings"] = list(tokenized.warnings)
+    return JSONAnswer(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """Text of ids, control tokens shown."""
+    from insitu.server.schema_tokens import DetokenizeRequest  # noqa: PLC0415 - slow to import
+
+    service = service_of(request)
+    wire = await read_wire(request, DetokenizeRequest)
+    card = service.generator.describe()
+    if not is_served(card, wire.model):
+        raise unknown_model()
+    record_of(request.scope).model = card.name
+    return JSONAnswer({"prompt": await service.generator.detokenize(wire.tokens)})

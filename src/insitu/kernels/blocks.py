@@ -70,9 +70,9 @@ FLOATS = (BlockType.F32, BlockType.F16, BlockType.BF16)
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The parts of quantised rows: weight = d * sub_scale * q + m - dmin * sub_min, absent parts 1 or 0.
+    """The parts of quantised rows: weight = d * sub_scale * q + m - dmin * sub_min.
 
-    ``q`` is signed, its offset (8, 16 or 32) already taken off; Q4_1 and Q4_K have none.
+    Absent factors are 1, absent terms 0. ``q`` is signed, its offset (8, 16 or 32) already taken off; Q4_1 and Q4_K have none.
     """
 
     q: npt.NDArray[np.int8]  # [n, k]
@@ -147,10 +147,10 @@ def _nibbles(packed: Bytes, n: int, k: int) -> npt.NDArray[np.int8]:
 
 
 def _unpack_q4_k(blocks: Bytes, n: int, k: int) -> Unpacked:
-    """d, dmin, 12 bytes of 6-bit sub-scales and sub-mins, then 4 x 32 bytes of nibbles (64 weights)."""
+    """d, dmin, 12 bytes of 6-bit sub-scales and sub-mins, 4 x 32 bytes of nibbles (64 weights)."""
     packed = blocks[:, :, 4:16]
     first, second, third = packed[:, :, 0:4], packed[:, :, 4:8], packed[:, :, 8:12]
-    # Sub-blocks 0..3 have six bits in place; 4..7 keep four bits in `third`, the top two bits in the
+    # Sub-blocks 0..3 have six bits in place; 4..7 keep four bits in `third`, the top two in the
     # spare bits of `first` (scales) and `second` (mins).
     scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=2)
     mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=2)
@@ -166,7 +166,7 @@ def _unpack_q4_k(blocks: Bytes, n: int, k: int) -> Unpacked:
 
 
 def _unpack_q6_k(blocks: Bytes, n: int, k: int) -> Unpacked:
-    """Two halves of 128 weights: 64 bytes of low nibbles and 32 of 2-bit tops; 16 int8 scales; d."""
+    """Two halves of 128 weights: 64 bytes of low nibbles, 32 of 2-bit tops; 16 int8 scales; d."""
     low = blocks[:, :, :128].reshape(n, -1, 2, 64)
     high = blocks[:, :, 128:192].reshape(n, -1, 2, 1, 32)
     nibbles = np.concatenate([low & 15, low >> 4], axis=3).reshape(n, -1, 2, 4, 32)
@@ -191,8 +191,7 @@ def _decode_floats(
 def encode(block_type: BlockType, weights: Float32) -> bytes:
     """Quantise float32 [n, k] simply (scale from the largest weight): for small and test models."""
     weights = np.ascontiguousarray(weights, np.float32)
-    n, k = weights.shape
-    block_type.row_bytes(k)  # refuses part blocks
+    block_type.row_bytes(weights.shape[1])  # refuses part blocks
     if block_type in FLOATS:
         return _encode_floats(block_type, weights)
     if block_type in (BlockType.Q4_K, BlockType.Q6_K):
@@ -212,7 +211,7 @@ def _encode_floats(block_type: BlockType, weights: Float32) -> bytes:
 
 
 def _half_bytes(values: Float32) -> tuple[Bytes, Float32]:
-    """A column of half-precision numbers as bytes [blocks, 2], and as they read back [blocks, 1]."""
+    """Half-precision numbers as bytes [blocks, 2], and as they read back [blocks, 1]."""
     halves = values.astype(np.float16)
     return halves.reshape(-1, 1).view(np.uint8), halves.astype(np.float32).reshape(-1, 1)
 

@@ -9,8 +9,10 @@ Always true: a Program that was recorded holds no operator that breaks a rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PAIRINGS = ("adjacent", "halves")
 ACTIVATIONS = ("silu",)
@@ -65,7 +67,7 @@ class Matrix(Protocol):
         ...
 
 
-def _require(kind: str, tensors: Sequence[Shaped], holds: bool, wanted: str) -> None:  # noqa: FBT001
+def _require(kind: str, tensors: Sequence[Shaped], holds: bool, wanted: str) -> None:
     if not holds:
         got = ", ".join(f"{t.name} [{t.rows}, {t.width}] {t.dtype}" for t in tensors)
         raise ShapeError(f"{kind}({got}): {wanted}")

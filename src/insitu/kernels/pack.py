@@ -8,20 +8,23 @@ Always true: all segments of a PackedLinear have the same k; their rows follow e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from insitu.kernels.blocks import BlockType, Bytes
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from insitu.kernels.blocks import BlockType, Bytes
 
 Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class Segment:
-    """Rows of one tensor in one block type: ``data`` is n rows of raw blocks, None once released."""
+    """Rows of one tensor in one block type: ``data`` is raw blocks row by row, or None (released)."""
 
     name: str
     block_type: BlockType

@@ -8,9 +8,13 @@ Always true: a pass returns a fresh Program and leaves the one it was given alon
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from insitu.kernels import ops as rules
-from insitu.kernels.pack import PackedLinear
 from insitu.kernels.program import DType, Op, Program, Tensor
+
+if TYPE_CHECKING:
+    from insitu.kernels.pack import PackedLinear
 
 QUANTIZED = {32: DType.Q8_G32, 256: DType.Q8_G256}
 
@@ -37,7 +41,7 @@ def _merge_add(
     """Replace the linear that ``add`` reads; False if none of its inputs is one it may swallow."""
     for mine, other in (add.inputs[::-1], add.inputs):
         index = made_by.get(mine)
-        # Only the operator just before: moving a linear over others could read a residual too early.
+        # Only the operator just before: moving a linear could make it read a residual too early.
         if index is None or index != len(fused) - 1 or readers[mine] != 1 or mine is other:
             continue
         linear = fused[index]

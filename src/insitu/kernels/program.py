@@ -8,16 +8,19 @@ Always true: an operator's inputs were recorded before it; a view never owns mem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from insitu.kernels import ops as rules
-from insitu.kernels.pack import PackedLinear
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from insitu.kernels.pack import PackedLinear
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -41,7 +44,7 @@ class DType(StrEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """A value of shape [rows, width]; with ``base`` it is columns [column, column + width) of that."""
+    """A value [rows, width]; with ``base`` it is columns [column, column + width) of that."""
 
     name: str
     rows: Rows
@@ -78,7 +81,7 @@ class Op:
 
 
 class BatchArrays(Protocol):
-    """One step's work as arrays; tokens of a sequence are consecutive rows. T, S, R as in ``Rows``."""
+    """One step's work: T tokens of S sequences, a sequence's being consecutive; R logit rows."""
 
     @property
     def token_ids(self) -> Int32:
@@ -117,7 +120,7 @@ class BatchArrays(Protocol):
 
 
 class Program:
-    """Record operators in order; each method checks its shapes and returns what the operator writes."""
+    """Record operators in order; each method checks shapes and returns what the operator writes."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -213,7 +216,7 @@ class Program:
         self.logits = logits
         return self
 
-    def _record(  # noqa: PLR0913
+    def _record(
         self,
         kind: str,
         inputs: tuple[Tensor, ...],

@@ -1,0 +1,105 @@
+"""From an opened model file to a recorded Program.
+
+Not here: opening files (``weights``), packing or running (``kernels``), or any family's name.
+
+Always true: every tensor of the file is placed, or the load fails with its name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from insitu.models.config import refuse
+from insitu.models.decoder import record_decoder
+from insitu.models.families import FAMILIES
+from insitu.weights.place import Placement
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from insitu.kernels.blocks import BlockType
+    from insitu.kernels.pack import PackedLinear
+    from insitu.kernels.program import Program
+    from insitu.models.decoder import Weights
+    from insitu.models.spec import DecoderSpec
+    from insitu.weights.source import TensorSource
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """How one kind of tensor is stored, all layers together."""
+
+    name: str
+    block_type: BlockType
+    num_weights: int
+    size_bytes: int  # in the file
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for an interpreter: ``program`` is the float definition, before any pass."""
+
+    spec: DecoderSpec
+    program: Program
+    architecture: str
+    is_tied: bool
+    linears: tuple[PackedLinear, ...]
+    storage: tuple[StoredGroup, ...]
+
+
+def load_model(source: TensorSource) -> LoadedModel:
+    """Read the spec, place the weights, record the Program."""
+    architecture, family = _family_of(source)
+    spec = family.spec_from(source)
+    weights: Weights = family.weights_from(source, Placement(source), spec)
+    program = record_decoder(spec, weights)
+    return LoadedModel(
+        spec=spec,
+        program=program,
+        architecture=architecture,
+        is_tied=weights.is_tied,
+        linears=tuple(linear for _, linear in _linears(weights)),
+        storage=_storage(weights),
+    )
+
+
+def _family_of(source: TensorSource) -> tuple[str, ModuleType]:
+    keys = source.metadata
+    if source.format == "gguf":
+        where = "general.architecture"
+        architecture = keys.string(where)
+    else:
+        where = "architectures"
+        names = keys.strings(where)
+        if len(names) != 1:
+            raise refuse(source, where, f"names {len(names)} architectures, not one")
+        architecture = names[0]
+    for family in FAMILIES:
+        if architecture in family.ARCHITECTURES:
+            return architecture, family
+    known = ", ".join(name for family in FAMILIES for name in family.ARCHITECTURES)
+    raise refuse(source, where, f"{architecture!r} is not supported (supported: {known})")
+
+
+def _linears(weights: Weights) -> list[tuple[str, PackedLinear]]:
+    """Every distinct linear with the name of its group."""
+    named = [("token_embedding", weights.token_embedding)]
+    for layer in weights.layers:
+        named += [("qkv", layer.qkv), ("o_proj", layer.o_proj)]
+        named += [("gate_up", layer.gate_up), ("down_proj", layer.down_proj)]
+    if not weights.is_tied:
+        named.append(("lm_head", weights.lm_head))
+    return named
+
+
+def _storage(weights: Weights) -> tuple[StoredGroup, ...]:
+    num_weights: Counter[tuple[str, BlockType]] = Counter()
+    size_bytes: Counter[tuple[str, BlockType]] = Counter()
+    for name, linear in _linears(weights):
+        for segment in linear.segments:
+            key = name, segment.block_type
+            num_weights[key] += segment.n * segment.k
+            size_bytes[key] += segment.n * segment.block_type.row_bytes(segment.k)
+    return tuple(StoredGroup(*key, num_weights[key], size_bytes[key]) for key in num_weights)

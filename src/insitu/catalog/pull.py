@@ -1,7 +1,8 @@
 """Pull: from a name or a source to a verified model in the models folder.
 
 Sources: a name of a catalogue, ``https://...``, ``hf:owner/repository/file``, a path. All of them
-end the same way: verified in a staging folder, then made visible by one rename, under the name's lock.
+end the same way: verified in a staging folder, then made visible by one rename, under the name's
+lock.
 
 Not here: how each source is fetched (wheel, url, hub) and the layout of the folder (store).
 """

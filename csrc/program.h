@@ -3,6 +3,7 @@
 // lie in the activation arena; this side packs weights, owns all memory and runs the operators.
 // Always true: sizes are known before anything is allocated, and a step allocates nothing large.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@ struct TensorRef {
   size_t offset = 0;            // bytes into the arena
   int32_t stride = 0, column = 0, width = 0;  // in elements of the owner
   bool is_logit_rows = false;   // one row a logit row, not a token
+  bool is_quantized = false;
 };
 
 struct Operator {
@@ -118,7 +120,7 @@ class Executor {
   const Limits limits_;
   std::vector<Operator> ops_;
   TensorRef logits_;
-  int vocab_size_;
+  int vocab_size_, num_token_ids_ = 0;
   Sizes sizes_;
   ThreadPool pool_;
   Mapping packed_, kv_pool_, arena_, scratch_;
@@ -135,5 +137,18 @@ class Executor {
   float* workers_ = nullptr;
   std::unique_ptr<Sampler> sampler_;
 };
+
+// body(row) for every row, several rows an item: an item should last some microseconds, many times
+// the 0.1 us that claiming it costs.
+template <typename Body>
+void Executor::for_rows(int num_rows, double ns_a_row, Body&& body) {
+  const int wanted = static_cast<int>(std::min(num_rows * ns_a_row / 3000.0, 1e6));
+  const int items = std::clamp(wanted, 1, std::min(num_rows, 8 * pool_.num_threads()));
+  pool_.run(items, [&](int item, int) {
+    const int first = static_cast<int>(int64_t{num_rows} * item / items);
+    const int last = static_cast<int>(int64_t{num_rows} * (item + 1) / items);
+    for (int row = first; row < last; row++) body(row);
+  });
+}
 
 }  // namespace insitu

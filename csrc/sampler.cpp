@@ -236,16 +236,16 @@ Sampler::Candidates Sampler::gather(int r, float least, int worker) const {
 void Sampler::fill_top(int r, int num, double lse, const Sampled& out, int worker) {
   const Row& row = rows_[r];
   Candidates top = gather(r, kth_bound(r, num, worker), worker);
-  if (top.num > num) {
+  if (top.num >= num) {
     // Logits a little below the last may round to the same log-probability: ids decide among those.
     const float last = row.logits[top.ids[num - 1]];
     const double slack = (std::abs(static_cast<double>(last)) + std::abs(lse)) * 0x1p-22;
     top = gather(r, static_cast<float>(static_cast<double>(last) - slack), worker);
-    std::sort(top.ids, top.ids + top.num, [&](int32_t a, int32_t b) {
-      const float x = logprob(r, a, lse), y = logprob(r, b, lse);
-      return x != y ? x > y : a < b;
-    });
   }
+  std::sort(top.ids, top.ids + top.num, [&](int32_t a, int32_t b) {
+    const float x = logprob(r, a, lse), y = logprob(r, b, lse);
+    return x != y ? x > y : a < b;
+  });
   for (int i = 0; i < std::min(num, top.num); i++) {
     const ptrdiff_t at = static_cast<ptrdiff_t>(r) * out.max_logprobs + i;
     out.top_ids[at] = top.ids[i];

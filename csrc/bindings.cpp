@@ -1,0 +1,296 @@
+// The extension module: Python's plain tuples and arrays to the executor's structs, and back.
+// Not here: anything that computes. This is the only file that knows Python.
+// Always true: the GIL is released while weights are packed and while a step runs; arrays were
+// shape-checked here, and range-checked by the executor, before a kernel reads them.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+#include "pack.h"
+#include "program.h"
+
+namespace nb = nanobind;
+
+namespace insitu {
+namespace {
+
+template <typename T, size_t Dims = 1>
+using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<const uint8_t>;
+
+const KernelTable& table_named(const std::string& isa) {
+  const KernelTable* table = kernel_table(isa.c_str());
+  if (!table) throw std::invalid_argument("isa: this processor or build has no " + isa);
+  return *table;
+}
+
+// (offset, stride, column, width, is_logit_rows, is_quantized)
+TensorRef tensor_from(nb::handle h) {
+  const auto t = nb::cast<std::tuple<size_t, int, int, int, bool, bool>>(h);
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t), std::get<5>(t)};
+}
+
+OpKind kind_from(const std::string& name) {
+  static constexpr const char* kNames[] = {"embed", "rms_norm",  "quantize_rows", "linear", "rope_angles",
+                                           "rope",  "attention", "gated",         "add",    "take"};
+  for (size_t i = 0; i < std::size(kNames); i++)
+    if (name == kNames[i]) return static_cast<OpKind>(i);
+  throw std::invalid_argument("operator " + name + " is not known");
+}
+
+template <typename T>
+void read(const nb::dict& op, const char* key, T& value) {
+  if (op.contains(key)) value = nb::cast<T>(op[key]);
+}
+
+Operator operator_from(const nb::dict& dict) {
+  Operator op{};
+  op.kind = kind_from(nb::cast<std::string>(dict["kind"]));
+  for (nb::handle input : nb::cast<nb::list>(dict["inputs"])) op.inputs.push_back(tensor_from(input));
+  op.output = tensor_from(dict["output"]);
+  read(dict, "linear", op.linear);
+  read(dict, "vector", op.vector);
+  read(dict, "groups", op.groups);
+  read(dict, "has_residual", op.has_residual);
+  read(dict, "is_adjacent", op.is_adjacent);
+  read(dict, "eps", op.eps);
+  read(dict, "scale", op.scale);
+  read(dict, "theta", op.theta);
+  read(dict, "factor", op.factor);
+  read(dict, "group", op.group);
+  read(dict, "dim", op.dim);
+  read(dict, "layer", op.layer);
+  read(dict, "num_heads", op.num_heads);
+  read(dict, "num_kv_heads", op.num_kv_heads);
+  read(dict, "head_dim", op.head_dim);
+  return op;
+}
+
+std::vector<float> floats_from(nb::handle h) {
+  const auto array = nb::cast<Array<const float>>(h);
+  return {array.data(), array.data() + array.size()};
+}
+
+// ([(block_type, n, k, data or None)], bias or None); `data` must outlive what is made of this.
+RawLinear linear_from(nb::handle h) {
+  const auto pair = nb::cast<nb::tuple>(h);
+  RawLinear linear;
+  for (nb::handle s : nb::cast<nb::list>(pair[0])) {
+    const auto segment = nb::cast<nb::tuple>(s);
+    RawSegment raw{static_cast<BlockType>(nb::cast<int>(segment[0])), nb::cast<int>(segment[1]),
+                   nb::cast<int>(segment[2]), nullptr, 0};
+    if (!segment[3].is_none()) {
+      const auto data = nb::cast<Bytes>(segment[3]);
+      raw.data = data.data();
+      raw.num_bytes = data.size();
+    }
+    linear.segments.push_back(raw);
+  }
+  if (!pair[1].is_none()) linear.bias = floats_from(pair[1]);
+  return linear;
+}
+
+ProgramSpec spec_from(const nb::dict& dict) {
+  ProgramSpec spec;
+  for (nb::handle op : nb::cast<nb::list>(dict["ops"])) spec.ops.push_back(operator_from(nb::cast<nb::dict>(op)));
+  for (nb::handle linear : nb::cast<nb::list>(dict["linears"])) spec.linears.push_back(linear_from(linear));
+  for (nb::handle vector : nb::cast<nb::list>(dict["vectors"])) spec.vectors.push_back(floats_from(vector));
+  spec.logits = tensor_from(dict["logits"]);
+  spec.arena_bytes = nb::cast<size_t>(dict["arena_bytes"]);
+  return spec;
+}
+
+// (num_layers, num_kv_heads, head_dim, block_size, is_f16)
+KvSpec kv_from(const std::tuple<int, int, int, int, bool>& t) {
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t)};
+}
+
+// (max_num_tokens, max_num_logit_rows, max_num_seqs, num_blocks, max_blocks_per_seq)
+Limits limits_from(const std::tuple<int, int, int, int, int>& t) {
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t)};
+}
+
+nb::dict sizes_to(const Sizes& sizes) {
+  nb::dict dict;
+  dict["packed_bytes"] = sizes.packed;
+  dict["kv_bytes"] = sizes.kv;
+  dict["arena_bytes"] = sizes.arena;
+  dict["logits_bytes"] = sizes.logits;
+  dict["scratch_bytes"] = sizes.scratch;
+  return dict;
+}
+
+using KvTuple = std::tuple<int, int, int, int, bool>;
+using LimitsTuple = std::tuple<int, int, int, int, int>;
+using Int32s = Array<const int32_t>;
+
+int size_as_int(const Int32s& array) {
+  if (array.size() > INT32_MAX) throw std::invalid_argument("an array has more than 2^31 - 1 entries");
+  return static_cast<int>(array.size());
+}
+
+void require_size(const char* name, size_t size, size_t wanted) {
+  if (size != wanted)
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(size) + " entries, not " +
+                                std::to_string(wanted));
+}
+
+// One Executor that may be closed while Python still holds the object.
+class Handle {
+ public:
+  Handle(const nb::dict& program, const KvTuple& kv, const LimitsTuple& limits, int num_threads,
+         const std::string& isa) {
+    const ProgramSpec spec = spec_from(program);
+    const KernelTable& table = table_named(isa);
+    for (const RawLinear& linear : spec.linears)
+      for (const RawSegment& s : linear.segments)
+        if (!s.data) throw std::invalid_argument("linear: its blocks were released");
+    nb::gil_scoped_release release;
+    executor_ = std::make_unique<Executor>(spec, kv_from(kv), limits_from(limits), num_threads, table);
+  }
+
+  void close() {
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    executor_.reset();
+  }
+
+  // arrays: token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows
+  using BatchArrays = std::tuple<Int32s, Int32s, Int32s, Array<const int32_t, 2>, Int32s, Int32s, Int32s>;
+
+  void forward(const BatchArrays& arrays, Array<float, 2> logits) {
+    const Batch batch = batch_from(arrays);
+    const size_t rows = logits.shape(0), columns = logits.shape(1);
+    float* data = logits.data();
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    Executor& executor = open();
+    require_size("logits", rows, batch.num_logit_rows);
+    require_size("logits[0]", columns, executor.vocab_size());
+    executor.forward(batch, data);
+  }
+
+  // sampling: temperature, top_k, top_p, min_p, seed, choice, position, num_logprobs
+  using SamplingArrays =
+      std::tuple<Array<const double>, Int32s, Array<const double>, Array<const double>, Array<const uint64_t>,
+                 Array<const uint32_t>, Array<const uint32_t>, Int32s>;
+  // out: token_ids, logprobs, top_ids, top_logprobs, finite
+  using SampledArrays =
+      std::tuple<Array<int32_t>, Array<float>, Array<int32_t, 2>, Array<float, 2>, Array<bool>>;
+
+  void step(const BatchArrays& arrays, const SamplingArrays& sampling, const SampledArrays& out) {
+    const Batch batch = batch_from(arrays);
+    const Sampling s = sampling_from(sampling, batch.num_logit_rows);
+    const Sampled sampled = sampled_from(out, batch.num_logit_rows);
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    open().step(batch, s, sampled);
+  }
+
+  nb::dict sizes() { return sizes_to(open().sizes()); }
+
+  nb::bytes packed(int linear, int segment) {
+    size_t num_bytes = 0;
+    const uint8_t* data = open().packed(linear, segment, &num_bytes);
+    return nb::bytes(reinterpret_cast<const char*>(data), num_bytes);
+  }
+
+  static Sampling sampling_from(const SamplingArrays& arrays, size_t rows) {
+    const auto& [temperature, top_k, top_p, min_p, seed, choice, position, num_logprobs] = arrays;
+    require_size("temperature", temperature.size(), rows);
+    require_size("top_k", top_k.size(), rows);
+    require_size("top_p", top_p.size(), rows);
+    require_size("min_p", min_p.size(), rows);
+    require_size("seed", seed.size(), rows);
+    require_size("choice", choice.size(), rows);
+    require_size("position", position.size(), rows);
+    require_size("num_logprobs", num_logprobs.size(), rows);
+    return {temperature.data(), top_k.data(),  top_p.data(),    min_p.data(),
+            seed.data(),        choice.data(), position.data(), num_logprobs.data()};
+  }
+
+  static Sampled sampled_from(const SampledArrays& arrays, size_t rows) {
+    const auto& [token_ids, logprobs, top_ids, top_logprobs, finite] = arrays;
+    require_size("token_ids out", token_ids.size(), rows);
+    require_size("logprobs", logprobs.size(), rows);
+    require_size("top_ids", top_ids.shape(0), rows);
+    require_size("top_logprobs", top_logprobs.shape(0), rows);
+    require_size("top_logprobs[0]", top_logprobs.shape(1), top_ids.shape(1));
+    require_size("finite", finite.size(), rows);
+    return {token_ids.data(),    logprobs.data(), top_ids.data(),
+            top_logprobs.data(), finite.data(),   static_cast<int>(top_ids.shape(1))};
+  }
+
+ private:
+  Executor& open() {
+    if (!executor_) throw std::runtime_error("this engine is closed");
+    return *executor_;
+  }
+
+  static Batch batch_from(const BatchArrays& arrays) {
+    const auto& [token_ids, positions, slots, table, starts, lens, logit_rows] = arrays;
+    const size_t num_tokens = token_ids.size(), num_seqs = lens.size();
+    require_size("positions", positions.size(), num_tokens);
+    require_size("slot_mapping", slots.size(), num_tokens);
+    require_size("block_table", table.shape(0), num_seqs);
+    require_size("query_start_loc", starts.size(), num_seqs + 1);
+    if (table.shape(1) > INT32_MAX) throw std::invalid_argument("block_table is too wide");
+    return {size_as_int(token_ids), size_as_int(lens), size_as_int(logit_rows), static_cast<int>(table.shape(1)),
+            token_ids.data(),       positions.data(),  slots.data(),            table.data(),
+            starts.data(),          lens.data(),       logit_rows.data()};
+  }
+
+  std::mutex mutex_;
+  std::unique_ptr<Executor> executor_;
+};
+
+// Sampling alone, over logits that did not come from a program: what tests compare.
+void sample(const std::string& isa, const Array<const float, 2>& logits, const Handle::SamplingArrays& sampling,
+            const Handle::SampledArrays& out, int num_threads) {
+  const int rows = static_cast<int>(logits.shape(0)), vocab_size = static_cast<int>(logits.shape(1));
+  const Sampling s = Handle::sampling_from(sampling, rows);
+  const Sampled sampled = Handle::sampled_from(out, rows);
+  check_sampling(s, rows, sampled.max_logprobs, vocab_size);
+  const KernelTable& table = table_named(isa);
+  const float* data = logits.data();
+  nb::gil_scoped_release release;
+  const FloatControl control;
+  ThreadPool pool(num_threads);
+  const Mapping scratch(Sampler::scratch_bytes(vocab_size, rows, num_threads));
+  Sampler(table, vocab_size, rows, num_threads, scratch.data()).run(pool, data, rows, s, sampled);
+}
+
+}  // namespace
+}  // namespace insitu
+
+NB_MODULE(_native, m) {
+  using namespace insitu;
+  m.attr("__doc__") = "The compiled kernels and their executor; kernels/native.py is its only caller.";
+  m.def("has_isa", [](const std::string& isa) { return kernel_table(isa.c_str()) != nullptr; });
+  m.def("quantized_bytes", [](const std::string& isa, int num_rows, int k, int group) {
+    return table_named(isa).quantized_bytes(num_rows, k, group);
+  });
+  m.def("packed_block_bytes", [](int block_type, int k) {
+    return packed_block_bytes(static_cast<BlockType>(block_type), k);
+  });
+  m.def("sizes", [](const nb::dict& program, const KvTuple& kv, const LimitsTuple& limits, int num_threads,
+                    const std::string& isa) {
+    return sizes_to(Executor::sizes(spec_from(program), kv_from(kv), limits_from(limits), num_threads, table_named(isa)));
+  });
+  nb::class_<Handle>(m, "Executor")
+      .def(nb::init<const nb::dict&, const KvTuple&, const LimitsTuple&, int, const std::string&>())
+      .def("close", &Handle::close)
+      .def("forward", &Handle::forward)
+      .def("step", &Handle::step)
+      .def("sizes", &Handle::sizes)
+      .def("packed", &Handle::packed);
+  m.def("sample", &sample);
+}

@@ -1,0 +1,352 @@
+// The executor: owns the memory of a model, packs its weights, runs each operator of a step in turn.
+#include "program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "pack.h"
+
+namespace insitu {
+
+namespace {
+
+constexpr size_t kMaxSegments = 8;
+constexpr size_t kMaxSplitBytes = size_t{16} << 20;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+int max_chunks(const KvSpec& kv, const Limits& limits) {
+  const int64_t positions = int64_t{limits.max_blocks_per_seq} * kv.block_size;
+  return static_cast<int>((positions + kChunkPositions - 1) / kChunkPositions);
+}
+
+// Floats a worker needs in attention: partials of a whole tile, then its scores and scaled queries.
+size_t attention_worker_floats(const KvSpec& kv, const Limits& limits) {
+  const size_t partials = size_t{kMaxTileRows} * max_chunks(kv, limits) * (kPartialHeader + kv.head_dim);
+  return partials + size_t{kMaxTileRows} * (kChunkPositions + kv.head_dim);
+}
+
+// Floats of partials that wait for a merge because several threads share one tile.
+size_t attention_split_floats(const KvSpec& kv, const Limits& limits, int num_threads) {
+  const size_t chunks = max_chunks(kv, limits);
+  if (chunks == 1 || num_threads == 1) return 0;
+  const size_t rows = size_t{8} * num_threads * kMaxTileRows;
+  return std::min(kMaxSplitBytes / sizeof(float), rows * chunks * (kPartialHeader + kv.head_dim));
+}
+
+size_t kv_layer_bytes(const KvSpec& kv, const Limits& limits) {
+  return size_t{2} * limits.num_blocks * kv.block_size * kv.num_kv_heads * kv.head_dim * (kv.is_f16 ? 2 : 4);
+}
+
+int num_blocks_of(int n) { return (n + kBlockOutputs - 1) / kBlockOutputs; }
+
+size_t packed_bytes(const ProgramSpec& spec) {
+  size_t bytes = 0;
+  for (const RawLinear& linear : spec.linears) {
+    for (const RawSegment& s : linear.segments)
+      bytes += align_up(num_blocks_of(s.n) * packed_block_bytes(s.type, s.k));
+    bytes += align_up(linear.bias.size() * sizeof(float));
+  }
+  for (const auto& vector : spec.vectors) bytes += align_up(vector.size() * sizeof(float));
+  return bytes;
+}
+
+// The activation group is a property of the weight's type and of nothing else.
+int activation_group(BlockType type) {
+  switch (type) {
+    case BlockType::F32:
+    case BlockType::F16:
+    case BlockType::BF16:
+      return 0;
+    case BlockType::Q4_K:
+    case BlockType::Q6_K:
+      return 256;
+    default:
+      return 32;
+  }
+}
+
+void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
+  if (op.kind == OpKind::Embed || op.kind == OpKind::Linear)
+    require(op.linear >= 0 && op.linear < static_cast<int>(spec.linears.size()), "linear: no such weight");
+  if (op.kind == OpKind::RmsNorm)
+    require(op.vector >= 0 && op.vector < static_cast<int>(spec.vectors.size()) &&
+                static_cast<int>(spec.vectors[op.vector].size()) == op.output.width,
+            "rms_norm: weight and width differ");
+  if (op.kind == OpKind::Linear) {
+    for (const RawSegment& s : spec.linears[op.linear].segments)
+      require(std::count(op.groups.begin(), op.groups.end(), activation_group(s.type)) == 1,
+              "linear: a segment's activation group is not among its inputs");
+    require(op.inputs.size() == op.groups.size() + (op.has_residual ? 1 : 0), "linear: inputs and groups differ");
+  }
+  if (op.kind != OpKind::Attention) return;
+  require(op.layer >= 0 && op.layer < kv.num_layers, "attention: layer is not in the cache");
+  require(op.num_kv_heads == kv.num_kv_heads && op.head_dim == kv.head_dim, "attention: heads differ from the cache");
+  require(op.num_heads > 0 && op.num_heads % op.num_kv_heads == 0, "attention: heads do not share KV heads evenly");
+}
+
+// Whole tensors of the largest step must lie in the arena (Python planned it; this is memory's door).
+void check_tensor(const ProgramSpec& spec, const TensorRef& t, const Limits& limits) {
+  const size_t rows = t.is_logit_rows ? limits.max_num_logit_rows : limits.max_num_tokens;
+  const size_t bytes = t.is_quantized ? size_t{1} : rows * t.stride * sizeof(float);
+  require(t.width >= 1 && t.column >= 0 && t.column + t.width <= t.stride && t.offset % kAlignment == 0 &&
+              t.offset <= spec.arena_bytes && bytes <= spec.arena_bytes - t.offset,
+          "a tensor lies outside the arena");
+}
+
+void check_spec(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads) {
+  require(num_threads >= 1 && num_threads <= 1024, "num_threads: needs 1 to 1024");
+  require(limits.max_num_tokens >= 1 && limits.max_num_logit_rows >= 1 && limits.max_num_seqs >= 1 &&
+              limits.num_blocks >= 1 && limits.max_blocks_per_seq >= 1,
+          "limits: each needs at least 1");
+  require(kv.num_layers >= 1 && kv.num_kv_heads >= 1 && kv.head_dim >= 16 && kv.head_dim % 16 == 0 &&
+              kv.block_size >= 16 && kv.block_size % 16 == 0,
+          "kv: head_dim and block_size need multiples of 16");
+  require(int64_t{limits.num_blocks} * kv.block_size <= INT32_MAX, "limits: more slots than 2^31 - 1");
+  require(int64_t{limits.max_blocks_per_seq} * kv.block_size <= INT32_MAX, "limits: a sequence beyond 2^31 - 1");
+  for (const RawLinear& linear : spec.linears) {
+    require(!linear.segments.empty() && linear.segments.size() <= kMaxSegments, "linear: needs 1 to 8 segments");
+    for (const RawSegment& s : linear.segments)
+      require(!s.data || s.num_bytes == s.n * block_row_bytes(s.type, s.k), "linear: data is not whole rows");
+  }
+  for (const Operator& op : spec.ops) {
+    check_op(spec, op, kv);
+    for (const TensorRef& t : op.inputs) check_tensor(spec, t, limits);
+    check_tensor(spec, op.output, limits);
+  }
+  check_tensor(spec, spec.logits, limits);
+  require(spec.logits.is_logit_rows && spec.logits.width == spec.logits.stride, "logits: needs whole logit rows");
+}
+
+}  // namespace
+
+Sizes Executor::sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads,
+                      const KernelTable&) {
+  check_spec(spec, kv, limits, num_threads);
+  Sizes sizes{};
+  sizes.packed = packed_bytes(spec);
+  sizes.kv = kv_layer_bytes(kv, limits) * kv.num_layers;
+  sizes.arena = spec.arena_bytes;
+  sizes.logits = size_t{4} * limits.max_num_logit_rows * spec.logits.width;
+  sizes.scratch = Sampler::scratch_bytes(spec.logits.width, limits.max_num_logit_rows, num_threads) +
+                  align_up(sizeof(float) * attention_worker_floats(kv, limits)) * num_threads +
+                  align_up(sizeof(float) * attention_split_floats(kv, limits, num_threads));
+  return sizes;
+}
+
+Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads,
+                   const KernelTable& table)
+    : table_(table),
+      kv_(kv),
+      limits_(limits),
+      ops_(spec.ops),
+      logits_(spec.logits),
+      vocab_size_(spec.logits.width),
+      sizes_(sizes(spec, kv, limits, num_threads, table)),
+      pool_(num_threads),
+      packed_(sizes_.packed),
+      kv_pool_(sizes_.kv),
+      arena_(sizes_.arena),
+      scratch_(sizes_.scratch),
+      layer_bytes_(kv_layer_bytes(kv, limits)) {
+  const FloatControl control;
+  pack(spec);
+  num_token_ids_ = vocab_size_;
+  for (const Operator& op : ops_) {
+    if (op.kind != OpKind::Embed) continue;
+    num_token_ids_ = 0;
+    for (const PackedSegment& s : linears_[op.linear].segments) num_token_ids_ += s.n;
+  }
+  frequencies_.resize(ops_.size());
+  for (size_t i = 0; i < ops_.size(); i++) {
+    if (ops_[i].kind != OpKind::RopeAngles) continue;
+    frequencies_[i].resize(ops_[i].dim / 2);
+    table_.rope_frequencies(ops_[i].theta, ops_[i].dim, frequencies_[i].data());
+  }
+  worker_floats_ = align_up(sizeof(float) * attention_worker_floats(kv, limits)) / sizeof(float);
+  split_floats_ = attention_split_floats(kv, limits, num_threads);
+  workers_ = reinterpret_cast<float*>(scratch_.data());
+  split_ = workers_ + worker_floats_ * num_threads;
+  uint8_t* rest = reinterpret_cast<uint8_t*>(split_) + align_up(sizeof(float) * split_floats_);
+  sampler_ = std::make_unique<Sampler>(table_, vocab_size_, limits.max_num_logit_rows, num_threads, rest);
+}
+
+void Executor::pack(const ProgramSpec& spec) {
+  struct Item {
+    const RawSegment* raw;
+    int n_block;
+    uint8_t* out;
+  };
+  std::vector<Item> items;
+  uint8_t* at = packed_.data();
+  const auto place = [&at](const std::vector<float>& values) {
+    const float* placed = reinterpret_cast<const float*>(at);
+    std::memcpy(at, values.data(), values.size() * sizeof(float));
+    at += align_up(values.size() * sizeof(float));
+    return placed;
+  };
+  for (const RawLinear& raw : spec.linears) {
+    Linear linear;
+    int first_block = 0;
+    for (const RawSegment& s : raw.segments) {
+      const size_t block_bytes = packed_block_bytes(s.type, s.k);
+      linear.segments.push_back({s.type, s.n, s.k, at, block_bytes});
+      linear.first_block.push_back(first_block);
+      for (int b = 0; b < num_blocks_of(s.n); b++) items.push_back({&s, b, at + b * block_bytes});
+      first_block += num_blocks_of(s.n);
+      at += align_up(num_blocks_of(s.n) * block_bytes);
+    }
+    linear.first_block.push_back(first_block);
+    if (!raw.bias.empty()) linear.bias = place(raw.bias);
+    linears_.push_back(std::move(linear));
+  }
+  for (const auto& vector : spec.vectors) vectors_.push_back(place(vector));
+  pool_.run(static_cast<int>(items.size()), [&](int i, int) {
+    const Item& item = items[i];
+    pack_block(item.raw->type, item.raw->data, item.raw->n, item.raw->k, item.n_block, item.out);
+  });
+  packed_.make_read_only();
+}
+
+const uint8_t* Executor::packed(int linear, int segment, size_t* num_bytes) const {
+  const PackedSegment& s = linears_.at(linear).segments.at(segment);
+  *num_bytes = num_blocks_of(s.n) * s.block_bytes;
+  return s.data;
+}
+
+void Executor::forward(const Batch& batch, float* logits) {
+  check_batch(batch, kv_, limits_, num_token_ids_);
+  const FloatControl control;
+  run(batch);
+  const size_t row_bytes = size_t{4} * vocab_size_;
+  for (int r = 0; r < batch.num_logit_rows; r++)
+    std::memcpy(logits + static_cast<size_t>(r) * vocab_size_, at(logits_) + static_cast<size_t>(r) * logits_.stride,
+                row_bytes);
+}
+
+void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled& out) {
+  check_batch(batch, kv_, limits_, num_token_ids_);
+  check_sampling(sampling, batch.num_logit_rows, out.max_logprobs, vocab_size_);
+  const FloatControl control;
+  run(batch);
+  if (batch.num_logit_rows > 0) sampler_->run(pool_, at(logits_), batch.num_logit_rows, sampling, out);
+}
+
+void Executor::run(const Batch& batch) {
+  planned_for_ = nullptr;
+  for (const Operator& op : ops_)
+    if (rows_of(op.output, batch) > 0) run_op(op, batch);
+}
+
+void Executor::run_op(const Operator& op, const Batch& batch) {
+  const int rows = rows_of(op.output, batch);
+  float* out = at(op.output);
+  const ptrdiff_t stride = op.output.stride, width = op.output.width;
+  const auto row_of = [this](const TensorRef& t, int row) { return at(t) + static_cast<ptrdiff_t>(row) * t.stride; };
+  switch (op.kind) {
+    case OpKind::Embed:
+      return run_embed(op, batch);
+    case OpKind::Linear:
+      return run_linear(op, rows);
+    case OpKind::QuantizeRows:
+      return run_quantize(op, rows);
+    case OpKind::RopeAngles:
+      return run_rope_angles(op, batch);
+    case OpKind::Attention:
+      return run_attention(op, batch);
+    case OpKind::RmsNorm:
+      return for_rows(rows, 20 + 0.1 * width, [&](int r) {
+        table_.rms_norm_row(row_of(op.inputs[0], r), vectors_[op.vector], op.output.width, op.eps, out + r * stride);
+      });
+    case OpKind::Rope:
+      return for_rows(rows, 0.5 * width, [&](int r) {
+        table_.rope_row(out + r * stride, row_of(op.inputs[1], r), op.num_heads, op.head_dim, op.inputs[1].width,
+                        op.is_adjacent);
+      });
+    case OpKind::Gated:
+      return for_rows(rows, 0.6 * width, [&](int r) {
+        table_.silu_gated_row(row_of(op.inputs[0], r), op.output.width, out + r * stride);
+      });
+    case OpKind::Add:
+      return for_rows(rows, 0.1 * width, [&](int r) {
+        table_.add_row(row_of(op.inputs[0], r), row_of(op.inputs[1], r), op.output.width, out + r * stride);
+      });
+    case OpKind::Take:
+      return for_rows(rows, 0.1 * width, [&](int r) {
+        std::memcpy(out + r * stride, row_of(op.inputs[0], batch.logit_rows[r]), sizeof(float) * width);
+      });
+  }
+}
+
+void Executor::run_embed(const Operator& op, const Batch& batch) {
+  const Linear& linear = linears_[op.linear];
+  for_rows(batch.num_tokens, 1.0 * op.output.width, [&](int row) {
+    int id = batch.token_ids[row];
+    size_t s = 0;
+    while (id >= linear.segments[s].n) id -= linear.segments[s++].n;
+    table_.embed_row(linear.segments[s], id, at(op.output) + static_cast<ptrdiff_t>(row) * op.output.stride);
+  });
+}
+
+void Executor::run_quantize(const Operator& op, int num_rows) {
+  const TensorRef& x = op.inputs[0];
+  uint8_t* out = arena_.data() + op.output.offset;
+  const int tiles = table_.num_row_tiles(num_rows);
+  const double ns_a_tile = 0.2 * x.width * num_rows / tiles;
+  for_rows(tiles, ns_a_tile, [&](int tile) {
+    table_.quantize_tile(at(x), x.stride, num_rows, x.width, op.group, tile, out);
+  });
+}
+
+void Executor::run_rope_angles(const Operator& op, const Batch& batch) {
+  const auto& frequencies = frequencies_[&op - ops_.data()];
+  for_rows(batch.num_tokens, 20.0 * op.dim, [&](int row) {
+    table_.rope_angles_row(batch.positions[row] / op.factor, frequencies.data(), op.dim,
+                           at(op.output) + static_cast<ptrdiff_t>(row) * op.output.stride);
+  });
+}
+
+void Executor::run_linear(const Operator& op, int num_rows) {
+  const Linear& linear = linears_[op.linear];
+  struct Part {
+    Activations x;
+    Epilogue epilogue;
+    float* out;
+  };
+  Part parts[kMaxSegments];
+  double bytes = 0;
+  ptrdiff_t column = 0;
+  for (size_t s = 0; s < linear.segments.size(); s++) {
+    const PackedSegment& segment = linear.segments[s];
+    const int group = activation_group(segment.type);
+    const size_t form = std::find(op.groups.begin(), op.groups.end(), group) - op.groups.begin();
+    const TensorRef& x = op.inputs[form];
+    parts[s].x = {num_rows, segment.k, group, group ? nullptr : at(x), x.stride,
+                  group ? arena_.data() + x.offset : nullptr};
+    const TensorRef& residual = op.inputs.back();
+    parts[s].epilogue = {linear.bias ? linear.bias + column : nullptr, op.has_residual ? at(residual) + column : nullptr,
+                         residual.stride};
+    parts[s].out = at(op.output) + column;
+    column += segment.n;
+    bytes += static_cast<double>(segment.block_bytes) * num_blocks_of(segment.n);
+  }
+  const int num_blocks = linear.first_block.back(), threads = pool_.num_threads();
+  const double ns = bytes * std::max(0.05, 0.01 * num_rows);  // 20 GB/s, or 400 GOPS at 4 to 5 bits
+  const int items = threads == 1 ? 1 : std::clamp(static_cast<int>(std::min(ns / 5000.0, 1e6)),
+                                                  std::min(3 * threads, num_blocks), num_blocks);
+  pool_.run(items, [&](int item, int) {
+    const int first = static_cast<int>(int64_t{num_blocks} * item / items);
+    const int last = static_cast<int>(int64_t{num_blocks} * (item + 1) / items);
+    size_t s = 0;
+    for (int block = first; block < last; block++) {
+      while (block >= linear.first_block[s + 1]) s++;
+      table_.matmul_block(linear.segments[s], block - linear.first_block[s], parts[s].x, parts[s].epilogue,
+                          parts[s].out, op.output.stride);
+    }
+  });
+}
+
+}  // namespace insitu

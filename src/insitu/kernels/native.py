@@ -1,0 +1,350 @@
+"""Run a Program in the extension: one call a step, the GIL released, forward and sampling together.
+
+Not here: arithmetic, or what operators mean (``reference``). This is the only file that names
+``_native``; it lowers a Program to plain tuples and checks the shape of what a step is given.
+
+Always true: the same program, batch and sampling give the same bits on every instruction set and
+any number of threads; memory is what ``native_sizes`` said before anything was allocated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.kernels import _native
+from insitu.kernels.blocks import BlockType
+from insitu.kernels.kv_layout import KVLayout
+from insitu.kernels.memory import MemoryPlan, plan_memory
+from insitu.kernels.pack import PackedLinear
+from insitu.kernels.program import BatchArrays, DType, Op, Program, Rows, Tensor
+
+ISAS = ("generic", "avx2", "avx512")
+_BLOCK_TYPES = tuple(BlockType)  # in the order of csrc/kernels.h
+_OUTPUTS = 32  # outputs of an n-block
+_ATTRIBUTES = frozenset(
+    "groups has_residual eps scale theta factor group dim layer num_heads num_kv_heads head_dim".split()
+)
+
+Float32 = npt.NDArray[np.float32]
+
+
+class NativeError(RuntimeError):
+    """The extension cannot do what was asked of it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that one step may hold, and the blocks of the KV pool."""
+
+    max_num_tokens: int
+    max_num_logit_rows: int
+    max_num_seqs: int
+    num_blocks: int
+    max_blocks_per_seq: int
+
+    def as_tuple(self) -> _native.LimitsTuple:
+        """In the order the extension takes them."""
+        return (
+            self.max_num_tokens,
+            self.max_num_logit_rows,
+            self.max_num_seqs,
+            self.num_blocks,
+            self.max_blocks_per_seq,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSizes:
+    """Bytes a Native owns once it is built; ``logits_bytes`` is part of ``arena_bytes``."""
+
+    packed_bytes: int
+    kv_bytes: int
+    arena_bytes: int
+    logits_bytes: int
+    scratch_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything, every KV block committed."""
+        return self.packed_bytes + self.kv_bytes + self.arena_bytes + self.scratch_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingArrays:
+    """How to choose, one entry a logit row."""
+
+    temperature: npt.NDArray[np.float64]  # 0: the most likely token
+    top_k: npt.NDArray[np.int32]  # 0: off
+    top_p: npt.NDArray[np.float64]  # 1: off
+    min_p: npt.NDArray[np.float64]  # 0: off
+    seed: npt.NDArray[np.uint64]
+    choice: npt.NDArray[np.uint32]
+    position: npt.NDArray[np.uint32]  # that the new token will take
+    num_logprobs: npt.NDArray[np.int32]  # -1: none, not even the chosen token's
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What was chosen, one entry a logit row."""
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: Float32  # NaN where none was asked for
+    top_ids: npt.NDArray[np.int32]  # [R, most asked for]; -1 past what a row asked for
+    top_logprobs: Float32
+    finite: npt.NDArray[np.bool_]  # False: NaN or +Inf among the logits; no token was chosen
+
+
+def available_isas() -> tuple[str, ...]:
+    """Instruction sets that this processor and build can run, the best last."""
+    return tuple(isa for isa in ISAS if _native.has_isa(isa))
+
+
+def selected_isa() -> str:
+    """INSITU_ISA if it is set, else the best there is."""
+    forced = os.environ.get("INSITU_ISA")
+    return available_isas()[-1] if not forced else _checked(forced, "INSITU_ISA")
+
+
+def _checked(isa: str, source: str) -> str:
+    if isa not in available_isas():
+        there = ", ".join(available_isas())
+        known = "is not one of " + ", ".join(ISAS) if isa not in ISAS else "cannot run here"
+        raise NativeError(f"{source}={isa} {known}; this machine has {there}")
+    return isa
+
+
+def packed_bytes(linear: PackedLinear) -> int:
+    """Bytes of a linear's segments once packed."""
+    total = 0
+    for segment in linear.segments:
+        block = _native.packed_block_bytes(_BLOCK_TYPES.index(segment.block_type), segment.k)
+        total += -(-segment.n // _OUTPUTS) * block
+    return total
+
+
+def native_sizes(
+    program: Program, kv: KVLayout, limits: Limits, num_threads: int, isa: str | None = None
+) -> NativeSizes:
+    """What ``Native`` with the same arguments will own; nothing large is allocated."""
+    isa = selected_isa() if isa is None else _checked(isa, "isa")
+    lowered = _Lowering(program, limits, isa).lower()
+    sizes = _native.sizes(lowered, _kv_tuple(kv), limits.as_tuple(), num_threads, isa)
+    return NativeSizes(**sizes)
+
+
+def _kv_tuple(kv: KVLayout) -> _native.KvTuple:
+    return (kv.num_layers, kv.num_kv_heads, kv.head_dim, kv.block_size, kv.dtype == "f16")
+
+
+class _Lowering:
+    """A Program as the dicts and tuples that the extension reads."""
+
+    def __init__(self, program: Program, limits: Limits, isa: str) -> None:
+        if not program.is_quantized:
+            raise NativeError("the program's activations are not quantised: run the pass first")
+        if program.logits is None:
+            raise NativeError("the program has no output")
+        self.program, self.logits = program, program.logits
+        self.plan: MemoryPlan = plan_memory(
+            program,
+            limits.max_num_tokens,
+            limits.max_num_logit_rows,
+            lambda rows, k, group: _native.quantized_bytes(isa, rows, k, group),
+        )
+        self.linears: list[PackedLinear] = []
+        self.vectors: list[Float32] = []
+        self._inputs = {program.token_ids, program.positions, program.logit_rows}
+
+    def lower(self) -> dict[str, Any]:
+        """The whole program."""
+        ops = [self._operator(op) for op in self.program.ops]
+        return {
+            "ops": ops,
+            "linears": [_linear(linear) for linear in self.linears],
+            "vectors": self.vectors,
+            "logits": self._tensor(self.logits),
+            "arena_bytes": self.plan.size_bytes,
+        }
+
+    def _operator(self, op: Op) -> dict[str, Any]:
+        lowered: dict[str, Any] = {
+            "kind": op.kind,
+            "inputs": [self._tensor(t) for t in op.inputs if t not in self._inputs],
+            "output": self._tensor(op.outputs[0]),
+        }
+        for key, value in op.attributes.items():
+            if key in _ATTRIBUTES:
+                lowered[key] = list(value) if key == "groups" else value
+        if "pairing" in op.attributes:
+            lowered["is_adjacent"] = op.attributes["pairing"] == "adjacent"
+        if isinstance(op.weight, PackedLinear):
+            lowered["linear"] = self._index_of(op.weight)
+        elif op.weight is not None:
+            lowered["vector"] = len(self.vectors)
+            self.vectors.append(np.ascontiguousarray(op.weight, np.float32))
+        return lowered
+
+    def _index_of(self, weight: PackedLinear) -> int:
+        """A tied weight is packed once."""
+        for index, linear in enumerate(self.linears):
+            if linear is weight:
+                return index
+        self.linears.append(weight)
+        return len(self.linears) - 1
+
+    def _tensor(self, tensor: Tensor) -> tuple[int, int, int, int, bool, bool]:
+        owner = tensor.owner
+        return (
+            self.plan.offset_of[owner],
+            owner.width,
+            tensor.column,
+            tensor.width,
+            tensor.rows is Rows.LOGITS,
+            tensor.dtype is not DType.F32,
+        )
+
+
+def _linear(linear: PackedLinear) -> tuple[list[tuple[Any, ...]], Float32 | None]:
+    segments = []
+    for segment in linear.segments:
+        data = None if segment.data is None else np.frombuffer(segment.data, np.uint8)
+        segments.append((_BLOCK_TYPES.index(segment.block_type), segment.n, segment.k, data))
+    return segments, linear.bias
+
+
+class Native:
+    """A Program with its weights packed and its KV pool reserved, ready to step."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        program: Program,
+        *,
+        kv: KVLayout,
+        limits: Limits,
+        num_threads: int,
+        isa: str | None = None,
+    ) -> None:
+        self.isa = selected_isa() if isa is None else _checked(isa, "isa")
+        self.limits, self.kv, self.num_threads = limits, kv, num_threads
+        lowering = _Lowering(program, limits, self.isa)
+        lowered = lowering.lower()
+        self.vocab_size = lowering.logits.width
+        self._executor = _native.Executor(
+            lowered, _kv_tuple(kv), limits.as_tuple(), num_threads, self.isa
+        )
+        self.sizes = NativeSizes(**self._executor.sizes())
+        self._linears = lowering.linears
+        for linear in lowering.linears:
+            linear.release()
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of packed weights."""
+        return self.sizes.packed_bytes
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of activations, logits included."""
+        return self.sizes.arena_bytes
+
+    def forward(self, batch: BatchArrays) -> Float32:
+        """Logits of the wanted rows: [R, vocab_size]."""
+        arrays = _batch_tuple(batch)
+        logits = np.empty((len(arrays[6]), self.vocab_size), np.float32)
+        self._executor.forward(arrays, logits)
+        return logits
+
+    def step(self, batch: BatchArrays, sampling: SamplingArrays) -> StepResult:
+        """Run the batch and choose a token for every logit row."""
+        arrays = _batch_tuple(batch)
+        wanted = _sampling_tuple(sampling)
+        result = _empty_result(len(arrays[6]), sampling)
+        self._executor.step(arrays, wanted, _result_tuple(result))
+        return result
+
+    def packed(self, linear: PackedLinear, segment: int) -> bytes:
+        """A segment's packed bytes, for tests of the layout."""
+        index = next(i for i, other in enumerate(self._linears) if other is linear)
+        return self._executor.packed(index, segment)
+
+    def close(self) -> None:
+        """Stop the threads and give all memory back; a step under way ends first."""
+        self._executor.close()
+
+
+def sample(
+    logits: Float32, sampling: SamplingArrays, *, num_threads: int = 1, isa: str | None = None
+) -> StepResult:
+    """Choose a token for every row of logits [R, vocab_size], as ``Native.step`` does."""
+    isa = selected_isa() if isa is None else _checked(isa, "isa")
+    result = _empty_result(len(logits), sampling)
+    _native.sample(isa, logits, _sampling_tuple(sampling), _result_tuple(result), num_threads)
+    return result
+
+
+def _empty_result(rows: int, sampling: SamplingArrays) -> StepResult:
+    columns = max(0, int(sampling.num_logprobs.max(initial=0)))
+    return StepResult(
+        np.empty(rows, np.int32),
+        np.empty(rows, np.float32),
+        np.empty((rows, columns), np.int32),
+        np.empty((rows, columns), np.float32),
+        np.empty(rows, np.bool_),
+    )
+
+
+def _result_tuple(result: StepResult) -> _native.SampledTuple:
+    r = result
+    return r.token_ids, r.logprobs, r.top_ids, r.top_logprobs, r.finite
+
+
+def _array(name: str, array: Any, dtype: type[np.generic], num_dims: int) -> Any:
+    good = (
+        isinstance(array, np.ndarray)
+        and array.dtype == dtype
+        and array.ndim == num_dims
+        and array.flags.c_contiguous
+    )
+    if not good:
+        wanted = f"a C-contiguous {num_dims}-d array of {np.dtype(dtype)}"
+        raise ValueError(f"{name}: needs {wanted}")
+    return array
+
+
+def _batch_tuple(b: BatchArrays) -> _native.BatchTuple:
+    return (
+        _array("token_ids", b.token_ids, np.int32, 1),
+        _array("positions", b.positions, np.int32, 1),
+        _array("slot_mapping", b.slot_mapping, np.int32, 1),
+        _array("block_table", b.block_table, np.int32, 2),
+        _array("query_start_loc", b.query_start_loc, np.int32, 1),
+        _array("seq_lens", b.seq_lens, np.int32, 1),
+        _array("logit_rows", b.logit_rows, np.int32, 1),
+    )
+
+
+_SAMPLING_DTYPES: Sequence[type[np.generic]] = (
+    np.float64,
+    np.int32,
+    np.float64,
+    np.float64,
+    np.uint64,
+    np.uint32,
+    np.uint32,
+    np.int32,
+)
+
+
+def _sampling_tuple(sampling: SamplingArrays) -> _native.SamplingTuple:
+    arrays: list[Any] = [
+        _array(field.name, getattr(sampling, field.name), dtype, 1)
+        for field, dtype in zip(fields(sampling), _SAMPLING_DTYPES, strict=True)
+    ]
+    a, b, c, d, e, f, g, h = arrays
+    return a, b, c, d, e, f, g, h

@@ -1,0 +1,92 @@
+"""One step: schedule, run, update.
+
+Not here: threads (``loop``), text, memory sizes (``plan``).
+
+Always true: every sequence added gives exactly one last output, unless it is aborted; what goes
+wrong inside a step ends that step's sequences and no others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from insitu.engine.scheduler import Scheduler, require_fit
+from insitu.engine.sequence import Output, Prompt, Sequence
+from insitu.types import RequestFailed
+
+if TYPE_CHECKING:
+    from insitu.engine.block_pool import BlockPool
+    from insitu.engine.runner import Runner
+    from insitu.engine.scheduler import StepBudget
+    from insitu.engine.stats import Stats
+
+logger = logging.getLogger("insitu.engine")
+
+
+class Engine:
+    """Sequences and the means to run them; used by one thread at a time."""
+
+    def __init__(self, runner: Runner, pool: BlockPool, budget: StepBudget, stats: Stats) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(pool, budget, stats)
+        self.stats = stats
+        self._sequences: dict[str, Sequence] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    def add(self, prompt: Prompt) -> None:
+        """Queue a prompt; what can never fit is refused."""
+        pool = self.scheduler.pool
+        require_fit(pool, len(prompt.token_ids), prompt.max_tokens)
+        assert prompt.request_id not in self._sequences
+        sequence = self._sequences[prompt.request_id] = Sequence(prompt)
+        self.scheduler.add(sequence)
+        self.stats.count("sequences_submitted")
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a sequence; False if it is not here."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.scheduler.abort(sequence)
+        self.stats.count("sequences_aborted")
+        return True
+
+    def step(self) -> list[Output]:
+        """Run one forward pass and answer what each of its sequences gained."""
+        started_s = time.perf_counter()
+        scheduled = self.scheduler.schedule()
+        assert scheduled, "a step must move something"
+        try:
+            sampled = self.runner.run(scheduled)
+        except Exception:  # whatever it was, the sequences that were not in this step live on
+            logger.exception("a step failed; its %d sequences end", len(scheduled))
+            failure = RequestFailed("The step that this request was part of failed.")
+            sampled = [failure] * len(scheduled)
+        outputs = self.scheduler.update(scheduled, sampled)
+        self._take_stock(outputs, sum(item.num_tokens for item in scheduled), started_s)
+        return outputs
+
+    def fail_all(self, error: Exception) -> list[Output]:
+        """End everything with an error."""
+        outputs = [self.scheduler.fail(sequence, error) for sequence in self._sequences.values()]
+        self._take_stock(outputs, 0, None)
+        return outputs
+
+    def _take_stock(self, outputs: list[Output], num_tokens: int, started_s: float | None) -> None:
+        stats = self.stats
+        for output in outputs:
+            stats.count("sampled_tokens", output.token is not None)
+            if output.is_last:
+                del self._sequences[output.request_id]
+                stats.count("sequences_failed" if output.error else "sequences_finished")
+        if started_s is not None:
+            stats.count("steps")
+            stats.count("computed_tokens", num_tokens)
+            stats.observe("step_tokens", num_tokens)
+            stats.observe("step_seconds", time.perf_counter() - started_s)

@@ -1,0 +1,92 @@
+"""Say how each logit row is to be sampled, and read what was chosen.
+
+Sampling itself is native, in the same call as the forward pass: this file only fills and reads
+arrays.
+
+Always true: a row's noise is a function of (seed, choice, position), so that a token is the same
+whenever and beside whomever it is made; log-probabilities become the shortest decimals that give
+the same float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from insitu.engine.sequence import SampledToken
+from insitu.kernels.native import SamplingArrays
+from insitu.types import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Items
+
+    from insitu.engine.sequence import Scheduled, Sequence
+    from insitu.kernels.native import StepResult
+
+# In the arrays (not in our own values): no log-probabilities, no limit on k.
+_NO_LOGPROBS = -1
+_NO_LIMIT = 0
+
+
+def sampling_arrays(scheduled: Items[Scheduled], vocab_size: int) -> SamplingArrays:
+    """One entry a share that has logits, in order."""
+    sequences = [item.sequence for item in scheduled if item.has_logits]
+    prompts = [sequence.prompt for sequence in sequences]
+    top_k = [_NO_LIMIT if p.top_k is None or p.top_k >= vocab_size else p.top_k for p in prompts]
+    wanted = [
+        _NO_LOGPROBS if p.num_logprobs is None else min(p.num_logprobs, vocab_size) for p in prompts
+    ]
+    return SamplingArrays(
+        temperature=np.array([abs(p.temperature) for p in prompts], np.float64),
+        top_k=np.array(top_k, np.int32),
+        top_p=np.array([p.top_p for p in prompts], np.float64),
+        min_p=np.array([p.min_p for p in prompts], np.float64),
+        seed=np.array([p.seed for p in prompts], np.uint64),
+        choice=np.array([p.choice for p in prompts], np.uint32),
+        position=np.array([sequence.num_tokens for sequence in sequences], np.uint32),
+        num_logprobs=np.array(wanted, np.int32),
+    )
+
+
+def sampled_tokens(
+    scheduled: Items[Scheduled], result: StepResult
+) -> list[SampledToken | Exception | None]:
+    """What each share sampled; a row that is not finite fails its own sequence."""
+    answer: list[SampledToken | Exception | None] = []
+    row = 0
+    for item in scheduled:
+        if not item.has_logits:
+            answer.append(None)
+            continue
+        if result.finite[row]:
+            answer.append(_token(result, row, item.sequence.prompt.num_logprobs))
+        else:
+            answer.append(_not_finite(item.sequence))
+        row += 1
+    return answer
+
+
+def _token(result: StepResult, row: int, num_logprobs: int | None) -> SampledToken:
+    token_id = int(result.token_ids[row])
+    if num_logprobs is None:
+        return SampledToken(token_id)
+    top = []
+    columns = zip(result.top_ids[row].tolist(), result.top_logprobs[row], strict=True)
+    for top_id, logprob in list(columns)[:num_logprobs]:
+        # Ids past what the row asked for are negative; impossible tokens are left out.
+        if top_id >= 0 and math.isfinite(logprob):
+            top.append((top_id, shortest(logprob)))
+    return SampledToken(token_id, shortest(result.logprobs[row]), tuple(top))
+
+
+def shortest(value: np.float32) -> float:
+    """The float whose shortest decimal is the float32's shortest decimal."""
+    return float(str(value))
+
+
+def _not_finite(sequence: Sequence) -> RequestFailed:
+    return RequestFailed(
+        f"The model gave a number that is not finite after token {sequence.num_tokens}."
+    )

@@ -1,0 +1,107 @@
+"""One choice of a request while the engine makes it: its ids, its blocks, how far it has come.
+
+Not here: text, arrays, or who runs next (``scheduler``).
+
+Always true: ``num_computed_tokens <= num_tokens``; ids once appended never change, whatever happens
+to the sequence's blocks; ``block_ids`` covers every computed token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from insitu.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine is asked to continue, everything resolved.
+
+    ``stop_ids`` end the choice when sampled: they are counted, and the caller decides whether they
+    show. ``num_logprobs`` None asks for none; 0 for the sampled token's alone.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    choice: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_ids: frozenset[int] = frozenset()
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A chosen token; ``top`` are (id, log-probability) of the likeliest, most likely first."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a sequence gained in a step, or how it ended: ``finish_reason`` or ``error`` is last."""
+
+    request_id: str
+    token: SampledToken | None = None
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None or self.error is not None
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A prompt's life in the engine; seen by nobody else."""
+
+    prompt: Prompt
+    token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin with the prompt's ids."""
+        self.token_ids = list(self.prompt.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and sampled tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Sampled tokens."""
+        return len(self.token_ids) - len(self.prompt.token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens whose keys and values are not in the cache: what there is to catch up with."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def max_num_tokens(self) -> int:
+        """The most tokens it will ever compute: the last one sampled is never fed back."""
+        return len(self.prompt.token_ids) + self.prompt.max_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A sequence's share of one step: its next ``num_tokens`` tokens.
+
+    ``has_logits``: they are its last ones, so a token is sampled after them.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    has_logits: bool

@@ -1,0 +1,210 @@
+"""The engine's bookkeeping over a scripted model: same tokens whatever the pressure, no leaks."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+from engine.scripted_runner import (
+    BLOCK_SIZE,
+    expected_tokens,
+    make_engine,
+    make_prompt,
+    run_all,
+    tokens_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from insitu.engine.scheduler import Scheduler
+from insitu.types import FinishReason, Refusal
+
+
+def test_schedule_stays_one_screen() -> None:
+    assert len(inspect.getsource(Scheduler.schedule).splitlines()) < 60
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 8, 31, 32, 33])
+def test_a_prompt_alone(num_tokens: int) -> None:
+    engine, _ = make_engine()
+    prompt = make_prompt("a", num_tokens)
+    engine.add(prompt)
+    outputs = run_all(engine)["a"]
+    assert tokens_of(outputs) == expected_tokens(prompt)
+    assert [output.is_last for output in outputs] == [False] * 5 + [True]
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    assert engine.scheduler.pool.num_held == 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+def test_exactly_max_tokens(max_tokens: int) -> None:
+    engine, _ = make_engine()
+    engine.add(make_prompt("a", max_tokens=max_tokens))
+    assert len(tokens_of(run_all(engine)["a"])) == max_tokens
+
+
+def test_a_stop_id_ends_and_is_counted() -> None:
+    engine, _ = make_engine()
+    prompt = make_prompt("a", max_tokens=9)
+    stop = expected_tokens(prompt)[3]
+    engine.add(replace(prompt, stop_ids=frozenset({stop})))
+    outputs = run_all(engine)["a"]
+    assert tokens_of(outputs)[-1] == stop
+    assert len(outputs) == 4
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+def test_no_token_before_the_last_chunk() -> None:
+    engine, runner = make_engine(tokens=8, tokens_alone=8)
+    engine.add(make_prompt("a", num_tokens=33, max_tokens=1))
+    for _ in range(4):
+        assert engine.step() == []
+    assert len(engine.step()) == 1
+    assert runner.max_tokens_seen == 8
+
+
+def test_a_long_prompt_does_not_hold_others_up() -> None:
+    engine, runner = make_engine(tokens=8, tokens_alone=32)
+    engine.add(make_prompt("decoding", max_tokens=20))
+    engine.step()
+    runner.max_tokens_seen = 0
+    engine.add(make_prompt("long", num_tokens=60, max_tokens=1))
+    for _ in range(8):
+        assert [output.request_id for output in engine.step()] == ["decoding"]
+    assert runner.max_tokens_seen == 8
+
+
+def test_an_earlier_long_prompt_does_not_starve_later_ones() -> None:
+    engine, _ = make_engine(tokens=4, tokens_alone=8, max_num_seqs=4)
+    engine.add(make_prompt("long", num_tokens=100, max_tokens=1))
+    engine.step()
+    engine.add(make_prompt("short", num_tokens=1, max_tokens=30))
+    # The long prompt takes whole steps until it has caught up: the short one waits for its turn in
+    # order, then both end.
+    outputs = run_all(engine)
+    assert len(outputs["short"]) == 30
+
+
+def test_preemption_gives_the_same_tokens_and_is_bounded() -> None:
+    # Room for about one and a half of four.
+    engine, _ = make_engine(num_blocks=80, max_num_seqs=4)
+    prompts = [make_prompt(name, 3 * BLOCK_SIZE, 200, seed) for seed, name in enumerate("abcd")]
+    for prompt in prompts:
+        engine.add(prompt)
+    sequences = list(engine.scheduler.waiting)
+    outputs = run_all(engine)
+    for prompt in prompts:
+        assert tokens_of(outputs[prompt.request_id]) == expected_tokens(prompt)
+    num_preemptions = [sequence.num_preemptions for sequence in sequences]
+    assert sum(num_preemptions) > 0
+    assert max(num_preemptions) < 10
+    assert num_preemptions[0] == 0
+    assert engine.scheduler.pool.num_held == 0
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    engine, _ = make_engine(num_blocks=24)
+    with pytest.raises(Refusal, match=r"120 tokens.*10.*96 tokens") as caught:
+        engine.add(make_prompt("a", num_tokens=120, max_tokens=10))
+    assert caught.value.param == "prompt"
+    with pytest.raises(Refusal) as caught:
+        engine.add(make_prompt("a", num_tokens=90, max_tokens=100))
+    assert caught.value.param == "max_tokens"
+    # The last token is never fed back: 97 tokens fit into 96.
+    engine.add(make_prompt("a", num_tokens=90, max_tokens=7))
+    assert len(run_all(engine)["a"]) == 7
+
+
+def test_one_row_that_is_not_finite_ends_alone() -> None:
+    engine, runner = make_engine()
+    runner.not_finite = {"bad"}
+    for name in ("a", "bad", "b"):
+        engine.add(make_prompt(name))
+    outputs = run_all(engine)
+    assert len(outputs["bad"]) == 1
+    assert outputs["bad"][0].error is not None
+    for name in ("a", "b"):
+        assert tokens_of(outputs[name]) == expected_tokens(make_prompt(name))
+
+
+def test_a_step_that_throws_ends_its_sequences_and_no_others() -> None:
+    engine, runner = make_engine(max_num_seqs=2)
+    for name in ("a", "b", "later"):
+        engine.add(make_prompt(name))
+    runner.fail_next = ValueError("slot_mapping")
+    first = engine.step()
+    assert {output.request_id for output in first if output.error} == {"a", "b"}
+    assert tokens_of(run_all(engine)["later"]) == expected_tokens(make_prompt("later"))
+    assert engine.scheduler.pool.num_held == 0
+    stats = engine.stats.snapshot(num_running=0, num_waiting=0, blocks=(1, 0), is_alive=True)
+    assert stats.counters["sequences_failed"] == 2
+    assert stats.counters["sequences_finished"] == 1
+
+
+def test_few_logit_rows_delay_but_change_nothing() -> None:
+    engine, _ = make_engine(logit_rows=2, max_num_seqs=6)
+    prompts = [make_prompt(f"p{index}", index + 1, 5) for index in range(6)]
+    for prompt in prompts:
+        engine.add(prompt)
+    outputs = run_all(engine)
+    for prompt in prompts:
+        assert tokens_of(outputs[prompt.request_id]) == expected_tokens(prompt)
+
+
+_requests = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 25), st.integers(0, 30)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=_requests,
+    num_blocks=st.integers(17, 40),
+    max_num_seqs=st.integers(1, 6),
+    tokens=st.integers(6, 20),
+    rows=st.integers(1, 6),
+    aborts=st.dictionaries(st.integers(0, 11), st.integers(0, 40)),
+)
+def test_any_load_ends_once_each_without_leaks(
+    requests: list[tuple[int, int, int]],
+    num_blocks: int,
+    max_num_seqs: int,
+    tokens: int,
+    rows: int,
+    aborts: dict[int, int],
+) -> None:
+    engine, _ = make_engine(num_blocks, max_num_seqs, tokens, tokens + 5, rows)
+    pool = engine.scheduler.pool
+    prompts = [
+        make_prompt(f"r{index}", num_tokens, max_tokens, index)
+        for index, (num_tokens, max_tokens, _) in enumerate(requests)
+    ]
+    tokens_by_id: dict[str, list[int]] = {}
+    ended: list[str] = []
+    aborted = set()
+    step = 0
+    while step <= 40 or engine.has_work:
+        for prompt, (_, _, arrival) in zip(prompts, requests, strict=True):
+            if arrival == step:
+                engine.add(prompt)
+        for index, at in aborts.items():
+            if at == step and engine.abort(f"r{index}"):
+                aborted.add(f"r{index}")
+        if engine.has_work:
+            for output in engine.step():
+                assert output.request_id not in ended
+                assert output.request_id not in aborted
+                assert output.token is not None
+                tokens_by_id.setdefault(output.request_id, []).append(output.token.token_id)
+                if output.is_last:
+                    ended.append(output.request_id)
+        held = [s.block_ids for s in (*engine.scheduler.running, *engine.scheduler.waiting)]
+        assert sum(map(len, held)) == pool.num_held
+        assert pool.num_free + pool.num_held == pool.num_blocks
+        step += 1
+        assert step < 5000
+    assert set(ended) | aborted == {prompt.request_id for prompt in prompts}
+    assert pool.num_held == 0
+    for prompt in prompts:
+        if prompt.request_id in ended:
+            assert tokens_by_id[prompt.request_id] == expected_tokens(prompt)

@@ -1,5 +1,5 @@
 """The policy room: who may ask, and for how much.
 
 Owns: API keys (hashed) now; rate, quota, residency and the rest later.
-May import: types alone. Read first: keys.py. Values come from the command line, never from settings.
+May import: types alone. Read first: keys.py. Values come from the command line, not from settings.
 """

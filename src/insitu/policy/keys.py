@@ -4,8 +4,8 @@
     s3cr3t-key-of-somebody          a plain key; its tenant is called key-1, key-2, ...
     alice:another-long-key          a key with the tenant's name before the first colon
 
-Not here: headers (``server`` reads them) and what a tenant may do. Always true: no key is kept as it
-was written, and the time of a check does not depend on which key matches, or on how far.
+Not here: headers (``server`` reads them) and what a tenant may do. Always true: no key is kept as
+it was written, and the time of a check does not depend on which key matches, or on how far.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import hmac
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from insitu.types import Caller
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIN_KEY_CHARS = 8
 MAX_KEY_CHARS = 512

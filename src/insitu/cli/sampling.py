@@ -1,0 +1,41 @@
+"""The flags that choose tokens, and the ``SamplingParams`` they make.
+
+Not here: checking (``SamplingParams`` refuses by name) and sampling itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from insitu.types import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Field of SamplingParams -> (type, what it does)
+FLAGS: dict[str, tuple[type, str]] = {
+    "max_tokens": (int, "Most tokens to generate [default: to the end of the context]."),
+    "temperature": (float, "0 takes the likeliest token every time [default: 1]."),
+    "top_p": (float, "Keep the likeliest tokens that hold this share of the mass [default: 1]."),
+    "top_k": (int, "Keep so many of the likeliest tokens [default: all]."),
+    "min_p": (float, "Drop tokens below this share of the likeliest one's [default: 0]."),
+    "seed": (int, "Seed of the noise; the same seed gives the same text [default: drawn]."),
+}
+
+
+def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one flag for each entry of the table, and ``--stop``."""
+    for name, (kind, text) in reversed(FLAGS.items()):
+        flag = "--" + name.replace("_", "-")
+        command = click.option(flag, name, type=kind, default=None, help=text)(command)
+    return click.option(
+        "--stop", multiple=True, metavar="TEXT", help="End before this text (repeatable)."
+    )(command)
+
+
+def sampling_of(values: dict[str, Any], **defaults: Any) -> SamplingParams:
+    """Take the flags' values out of a command's, over the command's own defaults."""
+    given = {name: values.pop(name) for name in (*FLAGS, "stop")}
+    return SamplingParams(**(defaults | {k: v for k, v in given.items() if v not in (None, ())}))

@@ -1,0 +1,119 @@
+"""The table of verbs: ``insitu VERB ...``.
+
+Not here: what a verb does. Always true: what a user can cause ends as one line on standard error
+and status 2; only our own mistakes show a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+# verb -> (module of this room, what `insitu --help` says of it)
+VERBS = {
+    "chat": ("chat", "Talk with a model in the terminal."),
+    "generate": ("generate", "Complete one text and print it."),
+    "serve": ("serve", "Serve a model over HTTP."),
+    "pull": ("models", "Bring a model onto this machine."),
+    "list": ("models", "Show which models are here."),
+    "rm": ("models", "Delete a pulled model."),
+    "plan": ("plan", "Show the memory a model needs, and the settings that change bits."),
+}
+
+
+class Verbs(click.Group):
+    """Finds a verb's module when it is wanted, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every verb, in the table's order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a verb, from its module."""
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f"insitu.cli.{VERBS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table itself, without importing a verb."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"insitu {version('insitu')}")
+        ctx.exit()
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def insitu() -> None:
+    """Run language models where the data is: one process, an OpenAI-compatible API, exact bits."""
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with its status."""
+    try:
+        status = insitu.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else str(error))
+        sys.exit(2)
+    except click.ClickException as error:
+        fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output is gone; so is what we would say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if not _is_users(error):
+            raise
+        fail(str(error))
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong on standard error, and end with status 2."""
+    click.echo(f"insitu: {message}", err=True)
+    sys.exit(2)
+
+
+# Errors that a user can cause, by the module they live in; only rooms already imported can raise.
+_USER_ERRORS = (
+    ("insitu.settings", "SettingError"),
+    ("insitu.types", "Refusal"),
+    ("insitu.policy.keys", "KeyFileError"),
+    ("insitu.catalog.errors", "CatalogError"),
+    ("insitu.weights.errors", "ModelFileError"),
+    ("insitu.weights.locate", "ModelNotPulled"),
+    ("insitu.weights.catalogue", "CatalogueError"),
+    ("insitu.engine.plan", "PlanError"),
+    ("insitu.kernels.native", "NativeError"),
+)
+
+
+def _is_users(error: Exception) -> bool:
+    for module_name, class_name in _USER_ERRORS:
+        kind = getattr(sys.modules.get(module_name), class_name, None)
+        if kind is not None and isinstance(error, kind):
+            return True
+    return isinstance(error, OSError) and error.filename is not None

@@ -6,8 +6,8 @@ Text is tokenised a character a token, id = code point. The last user text choos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from insitu.types import (
     Caller,
@@ -24,6 +24,9 @@ from insitu.types import (
     TokenLogprob,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
 
 CARD = ModelCard(
     name="tiny",

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING, Any
 
 from insitu.server.errors import ClientGone, clip
 from insitu.types import Refusal
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 MAX_DEPTH = 64
 _MAX_MEMBERS = 4096

@@ -6,18 +6,20 @@ its own text, and its ``logprobs`` name tokens by id too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from insitu.server.answer import answer, new_id, prepare
 from insitu.server.logprobs import CompletionLogprobs
 from insitu.server.service import read_wire, service_of
 from insitu.server.shape import Head, head_of, usage_fields
-from insitu.types import Delta, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.requests import Request
     from starlette.responses import Response
+
+    from insitu.types import Delta, Usage
 
 
 async def create_completion(request: Request) -> Response:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from insitu.server.errors import ClientGone
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.types import Receive
 
     from insitu.server.lifecycle import Lifecycle

@@ -7,13 +7,14 @@ last byte, and a feed in ``feeds`` can be stopped from here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from insitu.server.errors import ShuttingDown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from insitu.server.feed import Feed
 
 _POLL_S = 0.02

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from insitu.types import TokenLogprob
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from insitu.types import TokenLogprob
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ this room, those of cancelled requests included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -23,6 +22,8 @@ from prometheus_client.registry import Collector
 from insitu.server.record import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from insitu.server.record import Record
     from insitu.types import EngineStats, Generator
     from insitu.types import Histogram as EngineHistogram

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from insitu.server import schema_answers as answers
@@ -22,6 +21,9 @@ from insitu.server.schema_tokens import (
     TokenizePromptRequest,
 )
 from insitu.server.shape import version
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _REF = "#/components/schemas/{model}"
 _REASONS = {

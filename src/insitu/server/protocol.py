@@ -6,14 +6,16 @@ answered in OpenAI's error shape, and the connection closes after it.
 
 from __future__ import annotations
 
-import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from insitu.server.errors import error_body, json_bytes
 from insitu.types import Refusal
+
+if TYPE_CHECKING:
+    import asyncio
 
 MAX_HEAD_BYTES = 128 * 2**10
 HEAD_TIMEOUT_S = 20.0

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -22,6 +21,7 @@ from insitu.server.protocol import BoundedHttpProtocol
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
 
     from starlette.applications import Starlette
 

@@ -7,14 +7,16 @@ a number), unknown fields are refused, and null means absent wherever a field ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from insitu.server.errors import clip
 from insitu.types import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 MAX_ID = 2**31 - 1
 _TAG_FAULTS = {"union_tag_invalid", "union_tag_not_found"}
@@ -74,12 +76,12 @@ def _reason(fault: Any) -> str:
 
 
 def _path(value: Any, fault: Any) -> tuple[str | int, ...]:
-    """The keys and indices of a fault that lead into the value; names of union branches drop out."""
+    """The keys and indices of a fault that lead into the value, without names of union branches."""
     path: list[str | int] = []
     places: Sequence[str | int] = fault["loc"]
     for depth, place in enumerate(places):
         is_last = depth == len(places) - 1
-        if (isinstance(value, dict) and place in value) or (isinstance(value, list) and isinstance(place, int) and place < len(value)):
+        if _has_place(value, place):
             path.append(place)
             value = value[place]
         elif is_last and fault["type"] == "missing":
@@ -87,6 +89,12 @@ def _path(value: Any, fault: Any) -> tuple[str | int, ...]:
     if fault["type"] in _TAG_FAULTS:
         path.append(fault["ctx"]["discriminator"].strip("'"))
     return tuple(path)
+
+
+def _has_place(value: Any, place: str | int) -> bool:
+    if isinstance(value, dict):
+        return place in value
+    return isinstance(value, list) and isinstance(place, int) and place < len(value)
 
 
 def _spell(path: Sequence[str | int]) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from insitu.types import Delta, ModelCard, Prepared, Usage
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from insitu.types import Delta, ModelCard, Prepared, Usage
 
 
 class Shape(Protocol):

@@ -1,0 +1,164 @@
+"""Sampling against its definition in float64, on every instruction set and several thread counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from kernels.tiny_decoder import Float32, sampling
+
+from insitu.kernels.native import StepResult, available_isas, sample
+
+Float64 = npt.NDArray[np.float64]
+
+
+def _philox(
+    ids: npt.NDArray[np.int64], seed: int, position: int, choice: int
+) -> npt.NDArray[np.uint64]:
+    """Philox4x32-10 words of token ids."""
+    mask = np.uint64(0xFFFFFFFF)
+    counter = [
+        (ids // 4).astype(np.uint64),
+        np.full(len(ids), position, np.uint64),
+        np.full(len(ids), choice, np.uint64),
+        np.zeros(len(ids), np.uint64),
+    ]
+    key = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        a, b = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
+        counter = [
+            (b >> np.uint64(32)) ^ counter[1] ^ np.uint64(key[0]),
+            b & mask,
+            (a >> np.uint64(32)) ^ counter[3] ^ np.uint64(key[1]),
+            a & mask,
+        ]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return np.choose(ids % 4, counter)
+
+
+def _kept(
+    row: Float32, temperature: float, top_k: int, top_p: float, min_p: float
+) -> npt.NDArray[np.int64]:
+    """Ids that truncation leaves, most likely first."""
+    z = (row.astype(np.float64) - row.max()) / temperature
+    p = np.exp(z)
+    order = np.lexsort((np.arange(len(row)), -row.astype(np.float64)))
+    order = order[(p[order] >= min_p) & (row[order] > -np.inf)]
+    if top_k:
+        order = order[:top_k]
+    if top_p < 1:
+        mass = np.cumsum(np.rint(p[order] * 2.0**40).astype(np.uint64)).astype(np.float64)
+        order = order[: int(np.searchsorted(mass, top_p * mass[-1])) + 1]
+    return order
+
+
+def _expected(row: Float32, index: int, s: dict[str, float]) -> int:
+    ids = _kept(row, s["temperature"], int(s["top_k"]), s["top_p"], s["min_p"])
+    u = (_philox(ids, SEED, index, 3).astype(np.float64) + 0.5) / 2**32
+    scores = (row[ids].astype(np.float64) - row.max()) / s["temperature"] - np.log(-np.log(u))
+    return int(ids[scores == scores.max()].min())
+
+
+SEED = 0x1234_5678_9ABC_DEF0
+SETTINGS = [
+    {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 0.3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 2.5, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
+    {"temperature": 0.8, "top_k": 40, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 1.0, "top_k": 3000, "top_p": 0.95, "min_p": 0.0},
+    {"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
+    {"temperature": 1.7, "top_k": 0, "top_p": 0.999, "min_p": 0.001},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.5, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 0, "top_p": 1e-9, "min_p": 0.0},
+    {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0},
+]
+
+
+def _logits(rows: int, vocab: int, seed: int = 0) -> Float32:
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
+    logits[::2] = np.round(logits[::2])  # many ties
+    logits[1::3, ::5] = -np.inf
+    return logits
+
+
+def _bits(result: StepResult) -> bytes:
+    parts = (result.token_ids, result.logprobs, result.top_ids, result.top_logprobs, result.finite)
+    return b"".join(part.tobytes() for part in parts)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("vocab", [77, 9001])
+def test_the_same_token_as_the_definition(settings: dict[str, float], vocab: int) -> None:
+    logits = _logits(24, vocab)
+    rows = len(logits)
+    wanted = [_expected(row, index, settings) for index, row in enumerate(logits)]
+    arrays = sampling(
+        rows, **settings, seed=SEED, choice=3, position=np.arange(rows), num_logprobs=4
+    )
+    results = [
+        sample(logits, arrays, num_threads=threads, isa=isa)
+        for isa in available_isas()
+        for threads in (1, 3)
+    ]
+    assert results[0].token_ids.tolist() == wanted
+    assert all(_bits(result) == _bits(results[0]) for result in results)
+
+
+def test_greedy_takes_the_lowest_id_of_ties_and_ignores_truncation() -> None:
+    logits = np.zeros((1, 5000), np.float32)
+    logits[0, [4500, 700, 4999]] = 7.5
+    result = sample(logits, sampling(1, top_k=1, top_p=0.1, min_p=1.0, seed=9))
+    assert result.token_ids[0] == 700
+    assert np.isnan(result.logprobs[0])
+
+
+def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
+    logits = _logits(6, 9001)
+    result = sample(logits, sampling(6, temperature=0.5, top_k=5, num_logprobs=20, seed=1))
+    exact = logits.astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    for row in range(6):
+        assert result.logprobs[row] == pytest.approx(exact[row, result.token_ids[row]], abs=2e-6)
+        top = np.lexsort((np.arange(9001), -logits[row].astype(np.float64)))[:20]
+        assert result.top_ids[row].tolist() == top.tolist()
+        assert np.allclose(result.top_logprobs[row], exact[row, top], atol=2e-6)
+
+
+def test_rows_may_want_different_numbers_of_logprobs() -> None:
+    result = sample(_logits(3, 500), sampling(3, num_logprobs=[2, -1, 0]))
+    assert (result.top_ids[0] >= 0).all()
+    assert (result.top_ids[1:] == -1).all()
+    assert np.isnan(result.logprobs).tolist() == [False, True, False]
+
+
+def test_impossible_tokens_are_never_among_the_top() -> None:
+    logits = np.full((1, 300), -np.inf, np.float32)
+    logits[0, [7, 250]] = [1.0, 2.0]
+    result = sample(logits, sampling(1, temperature=1.0, num_logprobs=5, seed=4))
+    assert result.top_ids[0].tolist() == [250, 7, -1, -1, -1]
+    assert result.token_ids[0] in (7, 250)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("at", [0, 63, 4096, 4999])
+def test_a_row_that_is_not_finite_is_reported_and_hurts_no_other(bad: float, at: int) -> None:
+    logits = _logits(3, 5000)
+    clean = sample(logits, sampling(3, temperature=1.0, num_logprobs=1))
+    logits[1, at] = bad
+    for isa in available_isas():
+        result = sample(logits, sampling(3, temperature=1.0, num_logprobs=1), isa=isa)
+        assert result.finite.tolist() == [True, False, True]
+        assert result.token_ids[[0, 2]].tolist() == clean.token_ids[[0, 2]].tolist()
+    logits[1] = -np.inf
+    assert sample(logits, sampling(3)).finite.tolist() == [True, False, True]
+
+
+def test_tokens_come_as_often_as_their_probability() -> None:
+    probabilities = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+    num = 20000
+    logits = np.tile(np.log(probabilities).astype(np.float32), (num, 1))
+    arrays = sampling(num, temperature=1.0, seed=11, position=np.arange(num))
+    counts = np.bincount(sample(logits, arrays).token_ids, minlength=5)
+    chi_square = ((counts - num * probabilities) ** 2 / (num * probabilities)).sum()
+    assert chi_square < 18.5  # 4 degrees of freedom: one in a thousand

@@ -1,0 +1,192 @@
+"""Run a Program in NumPy: the definition of every operator, slow and obvious.
+
+Not here: speed, threads, or checking of ids and ranges (native distrusts a batch; this trusts it).
+A Program before ``quantize_activations`` is run as the model is meant: float32 over dequantised
+weights. After it, as the kernels compute it: equal integers, float steps in the kernels' order.
+(A fused multiply-add here may round twice, so native is compared within 2 ulp.)
+
+Always true: an operator's result for a row depends on that row, and on the cache, alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.kernels import reference_attention, reference_linear
+from insitu.kernels.blocks import BlockType, Unpacked, decode, unpack
+from insitu.kernels.reference_math import (
+    LANES,
+    QuantizedRows,
+    exp,
+    fma,
+    in_lanes,
+    quantize,
+    reduce_lanes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from insitu.kernels.kv_layout import KVLayout
+    from insitu.kernels.pack import Segment
+    from insitu.kernels.program import BatchArrays, Op, Program, Tensor
+
+Float32 = npt.NDArray[np.float32]
+
+
+class Reference:
+    """A Program's interpreter with its own KV cache; ``run`` is one step."""
+
+    def __init__(self, program: Program, kv: KVLayout, *, keep_weights: bool = True) -> None:
+        self._program = program
+        self._in_kernel_order = program.is_quantized
+        self._cache = reference_attention.Cache(kv)
+        # Weights taken apart, by segment: large models are better off without.
+        self._kept: dict[int, Float32 | Unpacked] | None = {} if keep_weights else None
+        self._values: dict[Tensor, Any] = {}
+        self._operators: dict[str, Callable[[Op, BatchArrays], Any]] = {
+            "embed": self._embed,
+            "rms_norm": self._rms_norm,
+            "quantize_rows": self._quantize_rows,
+            "linear": self._linear,
+            "rope_angles": self._rope_angles,
+            "rope": self._rope,
+            "attention": self._attention,
+            "gated": self._gated,
+            "add": self._add,
+            "take": self._take,
+        }
+
+    def run(self, batch: BatchArrays) -> Float32:
+        """One step: logits [R, vocab_size] of the batch's logit rows."""
+        logits = self._program.logits
+        if logits is None:
+            raise ValueError("the program has no output")
+        # Hostile weights make NaN and Inf on purpose; they are answers here, not mistakes.
+        with np.errstate(all="ignore"):
+            for op in self._program.ops:
+                self._write(op.outputs[0], self._operators[op.kind](op, batch))
+        answer: Float32 = self._read(logits)
+        self._values.clear()
+        return answer
+
+    def _read(self, tensor: Tensor) -> Any:
+        value = self._values[tensor.owner]
+        if tensor.base is None:
+            return value
+        return value[:, tensor.column : tensor.column + tensor.width]
+
+    def _write(self, tensor: Tensor, value: Any) -> None:
+        if tensor.base is None:
+            self._values[tensor] = value
+        else:
+            self._values[tensor.owner][:, tensor.column : tensor.column + tensor.width] = value
+
+    def _embed(self, op: Op, batch: BatchArrays) -> Float32:
+        (segment,) = op.weight.segments
+        rows = np.frombuffer(segment.raw(), np.uint8).reshape(segment.n, -1)[batch.token_ids]
+        return decode(segment.block_type, rows.reshape(-1), len(rows), segment.k).copy()
+
+    def _rms_norm(self, op: Op, _: BatchArrays) -> Float32:
+        x, eps = self._read(op.inputs[0]), np.float32(op.attributes["eps"])
+        if not self._in_kernel_order:
+            mean = np.mean(x * x, axis=1, keepdims=True)
+            return np.asarray(x / np.sqrt(mean + eps) * op.weight, np.float32)
+        groups = in_lanes(x)
+        squares = np.zeros((len(x), LANES), np.float32)
+        for group in range(groups.shape[1]):
+            squares = fma(groups[:, group], groups[:, group], squares)
+        mean = reduce_lanes(squares) / np.float32(x.shape[1])
+        scale = np.float32(1) / np.sqrt(mean + eps)
+        return np.asarray((x * scale[:, None]) * op.weight)
+
+    def _quantize_rows(self, op: Op, _: BatchArrays) -> QuantizedRows:
+        return quantize(self._read(op.inputs[0]), op.attributes["group"])
+
+    def _linear(self, op: Op, _: BatchArrays) -> Float32:
+        groups = op.attributes["groups"]
+        forms = dict(zip(groups, map(self._read, op.inputs), strict=False))
+        columns = [self._segment(segment, forms) for segment in op.weight.segments]
+        y = np.concatenate(columns, axis=1)
+        if op.weight.bias is not None:
+            y = y + op.weight.bias
+        if op.attributes["has_residual"]:
+            y = y + self._read(op.inputs[len(groups)])
+        return y
+
+    def _segment(self, segment: Segment, forms: dict[int, Any]) -> Float32:
+        """One segment's outputs, from the form of the input that its group asks for."""
+        group = segment.block_type.activation_group
+        weight = self._weight(segment, is_unpacked=self._in_kernel_order and group > 0)
+        if isinstance(weight, Unpacked):
+            return reference_linear.multiply_quantized(segment.block_type, forms[group], weight)
+        if self._in_kernel_order:
+            return reference_linear.multiply_floats(forms[0], weight)
+        return np.asarray(forms[0] @ weight.T)
+
+    def _weight(self, segment: Segment, *, is_unpacked: bool) -> Float32 | Unpacked:
+        kept = None if self._kept is None else self._kept.get(id(segment))
+        if kept is None:
+            take_apart = unpack if is_unpacked else decode
+            block_type = BlockType(segment.block_type)
+            kept = take_apart(block_type, segment.raw(), segment.n, segment.k)
+            if self._kept is not None:
+                self._kept[id(segment)] = kept
+        return kept
+
+    def _rope_angles(self, op: Op, batch: BatchArrays) -> Float32:
+        dim, theta = op.attributes["dim"], np.float64(op.attributes["theta"])
+        exponents = -2.0 * np.arange(dim // 2) / dim
+        frequencies = np.exp(exponents * np.log(theta))
+        positions = batch.positions.astype(np.float64) / op.attributes["factor"]
+        angles = positions[:, None] * frequencies
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+    def _rope(self, op: Op, _: BatchArrays) -> Float32:
+        x, angles = (self._read(tensor) for tensor in op.inputs)
+        heads = x.reshape(len(x), op.attributes["num_heads"], op.attributes["head_dim"]).copy()
+        dim = angles.shape[1]
+        half = dim // 2
+        if op.attributes["pairing"] == "adjacent":
+            first, second = slice(0, dim, 2), slice(1, dim, 2)
+        else:
+            first, second = slice(0, half), slice(half, dim)
+        cos, sin = angles[:, None, :half], angles[:, None, half:]
+        a, b = heads[:, :, first].copy(), heads[:, :, second].copy()
+        heads[:, :, first] = a * cos - b * sin
+        heads[:, :, second] = a * sin + b * cos
+        return np.asarray(heads.reshape(x.shape))
+
+    def _attention(self, op: Op, batch: BatchArrays) -> Float32:
+        q, k, v = (self._read(tensor) for tensor in op.inputs)
+        layer, num_heads = op.attributes["layer"], op.attributes["num_heads"]
+        self._cache.write(layer, batch.slot_mapping, k, v)
+        scaled = (q * np.float32(op.attributes["scale"])).reshape(len(q), num_heads, -1)
+        heads_per_kv = num_heads // op.attributes["num_kv_heads"]
+        order = self._in_kernel_order
+        attend = (
+            reference_attention.attend_in_chunks if order else reference_attention.attend_plainly
+        )
+        out = np.empty_like(scaled)
+        starts = batch.query_start_loc
+        for seq, length in enumerate(batch.seq_lens):
+            rows = slice(starts[seq], starts[seq + 1])
+            stored = self._cache.read(layer, batch.block_table[seq], int(length))
+            keys, values = (np.repeat(x, heads_per_kv, axis=1) for x in stored)
+            out[rows] = attend(scaled[rows], keys, values, batch.positions[rows])
+        return out.reshape(q.shape)
+
+    def _gated(self, op: Op, _: BatchArrays) -> Float32:
+        gate, up = np.split(self._read(op.inputs[0]), 2, axis=1)
+        power = exp(-gate) if self._in_kernel_order else np.exp(-gate)
+        return np.asarray(gate / (np.float32(1) + power) * up)
+
+    def _add(self, op: Op, _: BatchArrays) -> Float32:
+        a, b = (self._read(tensor) for tensor in op.inputs)
+        return np.asarray(a + b)
+
+    def _take(self, op: Op, batch: BatchArrays) -> Float32:
+        return np.asarray(self._read(op.inputs[0])[batch.logit_rows])

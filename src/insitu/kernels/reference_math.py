@@ -1,0 +1,92 @@
+"""The kernels' arithmetic in NumPy: fused multiply-add, sixteen lanes, our exp, int8 rows.
+
+Not here: operators. Always true: every step rounds to float32 where a kernel does; a fused
+multiply-add goes through float64, where it is exact but for a rare second rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+LANES = 16
+F16_MAX = np.float32(65504)
+# Cephes-style coefficients of e^r, highest power first; ln 2 in two parts.
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1)
+_LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows as int8 with one float32 scale per group of inputs."""
+
+    q: npt.NDArray[np.int8]  # [rows, k]
+    scale: Float32  # [rows, k / group]
+
+
+def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c, rounded once."""
+    product = np.multiply(a, b, dtype=np.float64)  # exact: 24 + 24 bits fit 53
+    product = product + c
+    return np.asarray(product).astype(np.float32)
+
+
+def reduce_lanes(lanes: Float32) -> Float32:
+    """Sum the last axis of sixteen: lane i + lane (i + 8), then + 4, + 2, + 1."""
+    for width in (8, 4, 2, 1):
+        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+    return lanes[..., 0]
+
+
+def in_lanes(x: Float32) -> Float32:
+    """[..., width] to [..., ceil(width / 16), 16], missing elements 0."""
+    spare = -x.shape[-1] % LANES
+    if spare:
+        x = np.concatenate([x, np.zeros((*x.shape[:-1], spare), np.float32)], axis=-1)
+    return x.reshape(*x.shape[:-1], -1, LANES)
+
+
+def lane_sum(x: Float32) -> Float32:
+    """Sum the last axis: element i goes to lane i mod 16 in order, then the tree."""
+    groups = in_lanes(x)
+    total = np.zeros((*groups.shape[:-2], LANES), np.float32)
+    for group in range(groups.shape[-2]):
+        total = total + groups[..., group, :]
+    return reduce_lanes(total)
+
+
+def exp(x: Float32) -> Float32:
+    """e^x as the kernels compute it: clamped below at -87, infinite over 88.37."""
+    over = x > np.float32(88.37)
+    x = np.where(x < np.float32(-87), np.float32(-87), np.where(over, np.float32(88.37), x))
+    n = np.rint(x * np.float32(1.44269504))
+    r = fma(n, _LN2_HIGH, x)
+    r = fma(n, _LN2_LOW, r)
+    p = np.full_like(r, _EXP[0])
+    for coefficient in (*_EXP[1:], 5.0000001201e-1):
+        p = fma(p, r, np.float32(coefficient))
+    p = fma(r * r, p, r) + np.float32(1)
+    power = np.where(np.isnan(n), 0, n).astype(np.int32)
+    return np.where(over, np.float32(np.inf), np.ldexp(p, power)).astype(np.float32)
+
+
+def quantize(x: Float32, group: int) -> QuantizedRows:
+    """One scale per row and group, from the largest magnitude; NaN or Inf gives zero integers."""
+    rows = np.ascontiguousarray(x).reshape(len(x), -1, group)
+    bits = (rows.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=2)  # NaN > Inf > finite
+    largest = bits.view(np.float32)
+    scale = largest / np.float32(127)
+    inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
+    usable = np.isfinite(scale) & np.isfinite(inverse)
+    scaled = np.rint(rows * np.where(usable, inverse, np.float32(0))[:, :, None])
+    q = np.where(usable[:, :, None], scaled, 0).astype(np.int8)
+    return QuantizedRows(q.reshape(len(x), -1), scale)
+
+
+def store_f16(x: Float32) -> npt.NDArray[np.float16]:
+    """To half precision, nearest even; finite values too large become the largest half."""
+    saturated = np.where(np.isfinite(x), np.clip(x, -F16_MAX, F16_MAX), x)
+    return saturated.astype(np.float16)

@@ -16,6 +16,7 @@ from engine.scripted_runner import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from insitu.engine.scheduler import Scheduler
 from insitu.types import FinishReason, Refusal
 

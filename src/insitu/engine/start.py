@@ -1,0 +1,46 @@
+"""From a model and its plan to a running engine.
+
+Not here: opening files or text. Always true: what is allocated is what the plan counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.engine.block_pool import BlockPool
+from insitu.engine.engine import Engine
+from insitu.engine.loop import EngineLoop
+from insitu.engine.runner import BatchRunner
+from insitu.engine.scheduler import StepBudget
+from insitu.engine.stats import Stats
+from insitu.kernels.native import Native
+from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.models.kv_cache import kv_layout
+
+if TYPE_CHECKING:
+    from insitu.engine.plan import Plan
+    from insitu.models.load import LoadedModel
+
+
+def start_engine(model: LoadedModel, plan: Plan, *, max_num_waiting: int = 256) -> EngineLoop:
+    """Pack the weights, reserve the KV pool, start the thread."""
+    return EngineLoop(make_engine(model, plan), max_num_waiting=max_num_waiting)
+
+
+def make_engine(model: LoadedModel, plan: Plan) -> Engine:
+    """An engine that its caller steps."""
+    kv = kv_layout(
+        model.spec,
+        block_size=plan.block_size,
+        dtype="f32" if plan.kv_cache_dtype == "f32" else "f16",
+    )
+    program = quantize_activations(fuse_residual(model.program))
+    native = Native(program, kv=kv, limits=plan.limits, num_threads=plan.threads)
+    budget = StepBudget(
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_num_batched_tokens_alone=plan.max_num_batched_tokens_alone,
+        max_num_logit_rows=plan.max_num_logit_rows,
+    )
+    runner = BatchRunner(native, plan.block_size)
+    return Engine(runner, BlockPool(plan.num_blocks, plan.block_size), budget, Stats())

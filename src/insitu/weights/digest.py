@@ -2,7 +2,8 @@
 
 Not here: comparing it with what a catalogue pins (``catalog`` does while pulling).
 
-Always true: the table is replaced in one rename; without a writable cache the digest is still right.
+Always true: the table is replaced in one rename; where no cache can be written, the digest is
+computed again each time.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class ModelFileError(Exception):
 
 
 class UnsupportedModelError(ModelFileError):
-    """A file that may be sound but uses something insitu does not implement, named in the message."""
+    """A file that may be sound but uses something not implemented, which the message names."""
 
 
 class CatalogueError(ModelFileError):

@@ -82,7 +82,7 @@ class GGUFFile:
             raise ModelFileError(self.path, f"tensor {shown(name)[1:-1]}", "is missing")
         return self._file.view[info.offset : info.offset + info.num_bytes]
 
-    def file(self, name: str) -> bytes | None:  # noqa: ARG002
+    def file(self, name: str) -> bytes | None:
         """Nothing: a GGUF file is alone."""
         return None
 
@@ -205,9 +205,7 @@ def _check_apart(path: Path, tensors: Mapping[str, TensorInfo], size_bytes: int)
         if info.offset + info.num_bytes > size_bytes:
             message = f"needs {info.num_bytes} bytes, with {max(0, size_bytes - info.offset)} left"
             raise ModelFileError(path, where, message)
-        if before is not None and before.offset + before.num_bytes > info.offset:
-            message = (
-                f"overlaps tensor {before.name}, which ends at {before.offset + before.num_bytes}"
-            )
-            raise ModelFileError(path, where, message)
+        end = 0 if before is None else before.offset + before.num_bytes
+        if before is not None and end > info.offset:
+            raise ModelFileError(path, where, f"overlaps tensor {before.name}, which ends at {end}")
         before = info

@@ -1,7 +1,9 @@
 """Take numbers, strings and arrays out of a GGUF header, never trusting a length.
 
-Not here: what keys and tensors mean (``gguf``). Always true: every length and count is checked against
-the bytes left before it is used, so nothing is allocated or looped over that the file does not hold.
+Not here: what keys and tensors mean (``gguf``).
+
+Always true: every length and count is checked against the bytes left before it is used, so nothing
+is allocated or looped over that the file does not hold.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
-# Scalar types by number: struct code, kind. 7 is a byte that must be 0 or 1; 8 a string; 9 an array.
+# Scalar types by number: struct code, kind. 7 is a byte that must be 0 or 1; 8 and 9 are below.
 SCALARS = {
     0: ("B", "integer"),
     1: ("b", "integer"),
@@ -56,7 +58,7 @@ class TypedArray:
 
 
 class StringArray:
-    """Strings, left in the file until asked for; ``data`` was walked once and ends with the last."""
+    """Strings, left in the file until asked for; ``data`` was walked and ends with the last."""
 
     kind = "string"
 

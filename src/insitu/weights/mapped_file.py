@@ -9,15 +9,18 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from insitu.weights.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def open_regular(path: Path) -> int:
     """A descriptor of a regular file, or the reason why not."""
     try:
-        # Asked before opening, for opening a device can have effects; and again after, by descriptor.
+        # Asked before opening, for opening a device can have effects; and of the descriptor after.
         _require_regular(path, os.stat(path).st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Keys and values of a model file, taken out by type; a wrong type or range names its key.
 
-Not here: reading them from a file (``gguf``, ``safetensors``) or what they mean (``models``, ``codec``).
+Not here: reading them from a file (``gguf``, ``safetensors``) or what they mean to a model.
 
 Always true: what an accessor returns has the type and range asked for, and every string is valid
 Unicode. A JSON null counts as absent.
@@ -9,12 +9,12 @@ Unicode. A JSON null counts as absent.
 from __future__ import annotations
 
 import math
-from collections.abc import KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from insitu.weights.errors import ModelFileError, shown
 
 if TYPE_CHECKING:
+    from collections.abc import KeysView, Mapping, Sequence
     from pathlib import Path
 
 D = TypeVar("D")

@@ -2,7 +2,7 @@
 
 Not here: names (families give them) or packing (``kernels``).
 
-Always true: a shape that is handed out was checked; ``finish`` passes only if no tensor is left over.
+Always true: a shape that is handed out was checked; ``finish`` passes only if no tensor is left.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Placement:
         for info, wanted_n in zip(infos, rows, strict=True):
             self._check_shape(info, (wanted_n, wanted_k))
         segments = [
-            Segment(info.name, info.block_type, *info.shape, self._source.read(info.name))
-            for info in infos
+            Segment(info.name, info.block_type, size, wanted_k, self._source.read(info.name))
+            for info, size in zip(infos, rows, strict=True)
         ]
         if not biases:
             return PackedLinear(segments)
@@ -70,7 +70,8 @@ class Placement:
             message = f"is {info.block_type}, and a vector must be one of {', '.join(FLOATS)}"
             raise UnsupportedModelError(self._source.path, f"tensor {name}", message)
         # A copy: it outlives the mapping.
-        return decode(info.block_type, self._source.read(name), 1, length)[0].copy()
+        values = decode(info.block_type, self._source.read(name), 1, length)
+        return np.array(values[0], np.float32)
 
     def finish(self) -> None:
         """Refuse a file with tensors that nothing asked for, naming them."""

@@ -4,9 +4,9 @@
 
 Not here: sharded checkpoints (refused by name) or what config.json means (``models``).
 
-Always true: the tensors cover the data from first to last byte, each once; only regular files inside
-the folder are read. One allowance: in a hub cache, ``models--x/snapshots/<revision>``, a member may be
-a symlink to ``models--x/blobs/<file>``.
+Always true: the tensors cover the data from first to last byte, each once; only regular files
+inside the folder are read. One allowance: in a hub cache, ``models--x/snapshots/<revision>``, a
+member may be a symlink to ``models--x/blobs/<file>``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DTYPES = {
 
 
 class SafetensorsFile:
-    """An open safetensors file, with its folder's other files where it has any: a ``TensorSource``."""
+    """An open safetensors file, with its folder's other files if any: a ``TensorSource``."""
 
     format = "safetensors"
 
@@ -86,7 +86,7 @@ class SafetensorsFile:
 
 
 def member(folder: Path, name: str) -> Path:
-    """The real path of a folder's file; refused if it leaves the folder (see the allowance above)."""
+    """The real path of a folder's file; refused if it leaves the folder (one allowance above)."""
     if name in {"", ".", ".."} or "/" in name or "\\" in name or "\0" in name:
         raise ModelFileError(folder, "file name", f"{shown(name)} is not a plain file name")
     try:

@@ -1,6 +1,6 @@
 """Open a model file or folder, whatever its format.
 
-Not here: the formats themselves (``gguf``, ``safetensors``) or finding a file by a name (``locate``).
+Not here: the formats (``gguf``, ``safetensors``) or finding a file by a name (``locate``).
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ FLOATS = (BlockType.F32, BlockType.F16, BlockType.BF16)
 class Unpacked:
     """The parts of quantised rows: weight = d * sub_scale * q + m - dmin * sub_min.
 
-    Absent factors are 1, absent terms 0. ``q`` is signed, its offset (8, 16 or 32) already taken off; Q4_1 and Q4_K have none.
+    Absent factors are 1, absent terms 0. ``q`` is signed, its offset (8, 16 or 32) already taken
+    off; Q4_1 and Q4_K have none.
     """
 
     q: npt.NDArray[np.int8]  # [n, k]

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from insitu.kernels.blocks import FLOATS, BlockType, Unpacked, unpack
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from insitu.kernels.blocks import BlockType, Bytes
+    from insitu.kernels.blocks import Bytes
 
 Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class Segment:
-    """Rows of one tensor in one block type: ``data`` is raw blocks row by row, or None (released)."""
+    """Rows of one tensor in one block type: ``data`` is their raw blocks, None once released."""
 
     name: str
     block_type: BlockType
@@ -35,7 +37,7 @@ class Segment:
     def __post_init__(self) -> None:
         """Hold the promise that data is whole rows."""
         expected = self.n * self.block_type.row_bytes(self.k)
-        num_bytes = memoryview(self.data).nbytes if self.data is not None else expected
+        num_bytes = len(np.frombuffer(self.data, np.uint8)) if self.data is not None else expected
         if self.n < 1 or self.k < 1 or num_bytes != expected:
             shape = f"{self.block_type} [{self.n}, {self.k}]"
             raise ValueError(f"{self.name}: {shape} takes {expected} bytes, not {num_bytes}")
@@ -83,3 +85,81 @@ class PackedLinear:
         """Let go of the raw blocks: the packed form is all that is needed from here on."""
         for segment in self.segments:
             segment.data = None
+
+
+# Outputs of an n-block: packed, multiplied and claimed by threads together.
+OUTPUTS = 32
+_NIBBLES = (BlockType.Q4_0, BlockType.Q4_1, BlockType.Q4_K)
+# Added to a signed weight to store it unsigned.
+_OFFSETS = {
+    BlockType.Q8_0: 128,
+    BlockType.Q4_0: 8,
+    BlockType.Q4_1: 0,
+    BlockType.Q5_0: 16,
+    BlockType.Q4_K: 0,
+    BlockType.Q6_K: 32,
+}
+
+
+def pack_segment(segment: Segment) -> Bytes:
+    """The layout kernels read: ceil(n / 32) n-blocks, the outputs past n being zero bytes.
+
+    An n-block holds, per block of inputs (lines are 64 bytes, 16 outputs each, in pairs)::
+
+        4 bits:  4 line pairs; line j, output o, byte b: k = 8j + b low, k = 8j + 4 + b high nibble
+        8 bits:  8 line pairs; line j, output o, byte b: k = 4j + b, unsigned (q + 128, 32 or 16)
+        then     scales [32] float16, and for Q4_1 minima [32] float16
+        Q4_K:    8 groups of 4-bit lines; sub-scales [8][32]; sub-mins [4][32][2]; d; dmin
+        Q6_K:    8 groups of 8-bit lines; sub-scales [16][32] int8; d
+        floats:  [32] elements per input
+    """
+    kind = segment.block_type
+    rows = np.frombuffer(segment.raw(), np.uint8).reshape(segment.n, -1)
+    num_blocks = -(-segment.n // OUTPUTS)
+    padded = np.zeros((num_blocks * OUTPUTS, rows.shape[1]), np.uint8)
+    padded[: segment.n] = rows
+    if kind in FLOATS:
+        elements = padded.reshape(num_blocks, OUTPUTS, segment.k, kind.block_bytes)
+        return elements.transpose(0, 2, 1, 3).reshape(-1)
+    blocks = padded.reshape(num_blocks, OUTPUTS, -1, kind.block_bytes)
+    parts = unpack(kind, padded, len(padded), segment.k)
+    lines = _lines(kind, parts, segment.n)
+    tails = [_per_output(tail) for tail in _tails(kind, parts, blocks)]
+    return np.concatenate([lines, *tails], axis=2).reshape(-1)
+
+
+def _lines(kind: BlockType, parts: Unpacked, n: int) -> Bytes:
+    """Unsigned weights as lines: [n-blocks, blocks of inputs, bytes]."""
+    unsigned = (parts.q.astype(np.int16) + _OFFSETS[kind]).astype(np.uint8)
+    unsigned[n:] = 0  # whatever zero bytes mean in this format
+    num_blocks, k = len(unsigned) // OUTPUTS, unsigned.shape[1]
+    packed: Bytes
+    if kind in _NIBBLES:
+        pairs = unsigned.reshape(-1, k // 8, 2, 4)
+        high = np.left_shift(pairs[:, :, 1], 4, dtype=np.uint8)
+        packed, num_lines = pairs[:, :, 0] | high, 4
+    else:
+        packed, num_lines = unsigned, 8
+    halves = packed.reshape(num_blocks, 2, 16, k // 32, num_lines, 4)
+    lines = halves.transpose(0, 3, 4, 1, 2, 5)
+    return lines.reshape(num_blocks, k // kind.block_size, -1)
+
+
+def _tails(kind: BlockType, parts: Unpacked, blocks: Bytes) -> list[Bytes]:
+    """What follows a block's lines: each [n-blocks, outputs, blocks of inputs, items, bytes]."""
+    shape = (*blocks.shape[:3], -1)
+    if parts.sub_scale is None:
+        return [
+            blocks[..., None, at : at + 2] for at in ((0, 2) if kind is BlockType.Q4_1 else (0,))
+        ]
+    scales = parts.sub_scale.astype(np.int8).view(np.uint8).reshape(*shape, 1)
+    if parts.sub_min is None:
+        return [scales, blocks[..., None, 208:210]]
+    minima = parts.sub_min.astype(np.uint8).reshape(*shape, 2)
+    return [scales, minima, blocks[..., None, 0:2], blocks[..., None, 2:4]]
+
+
+def _per_output(tail: Bytes) -> Bytes:
+    """Outputs side by side within each item: [n-blocks, blocks of inputs, bytes]."""
+    ordered = tail.transpose(0, 2, 3, 1, 4)
+    return ordered.reshape(*ordered.shape[:2], -1)

@@ -192,9 +192,19 @@ class Program:
         scale: float,
     ) -> Tensor:
         """Store k and v in the cache, then attend causally over it: [T, num_heads * head_dim]."""
-        heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        width = rules.attention(q, k, v, **heads)
-        return self._record("attention", (q, k, v), width, layer=layer, scale=scale, **heads)
+        width = rules.attention(
+            q, k, v, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+        return self._record(
+            "attention",
+            (q, k, v),
+            width,
+            layer=layer,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=float(scale),
+        )
 
     def gated(self, activation: str, x: Tensor) -> Tensor:
         """activation(gate) * up of x = gate columns, then up columns: [T, width / 2]."""

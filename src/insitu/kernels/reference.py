@@ -177,7 +177,7 @@ class Reference:
             stored = self._cache.read(layer, batch.block_table[seq], int(length))
             keys, values = (np.repeat(x, heads_per_kv, axis=1) for x in stored)
             out[rows] = attend(scaled[rows], keys, values, batch.positions[rows])
-        return out.reshape(q.shape)
+        return np.asarray(out.reshape(q.shape))
 
     def _gated(self, op: Op, _: BatchArrays) -> Float32:
         gate, up = np.split(self._read(op.inputs[0]), 2, axis=1)

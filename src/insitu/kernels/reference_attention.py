@@ -48,8 +48,8 @@ class Cache:
         positions = np.arange(num_tokens)
         slots = block_ids[positions // self.block_size] * self.block_size
         slots = slots + positions % self.block_size
-        k, v = (self._rows[layer, index, slots].astype(np.float32) for index in (0, 1))
-        return k, v
+        stored: Float32 = self._rows[layer][:, slots].astype(np.float32)
+        return stored[0], stored[1]
 
 
 def attend_plainly(q: Float32, k: Float32, v: Float32, positions: npt.NDArray[np.int32]) -> Float32:
@@ -73,7 +73,7 @@ def attend_in_chunks(
         parts.append(_attend_chunk(q, k[chunk], v[chunk], is_kept))
     if len(parts) == 1:
         _, total, out = parts[0]
-        return out * (np.float32(1) / total)[:, :, None]
+        return np.asarray(out * (np.float32(1) / total)[:, :, None])
     return _merge(parts)
 
 
@@ -107,4 +107,4 @@ def _merge(parts: list[_Part]) -> Float32:
         total = np.where(touched, fma(part_total, weight, total), total)
         added = fma(part_out, weight[:, :, None], out)
         out = np.where(touched[:, :, None], added, out)
-    return out * (np.float32(1) / total)[:, :, None]
+    return np.asarray(out * (np.float32(1) / total)[:, :, None])

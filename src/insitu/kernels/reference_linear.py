@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from insitu.kernels.blocks import BlockType, Unpacked
 from insitu.kernels.reference_math import QuantizedRows, fma
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from insitu.kernels.blocks import BlockType, Unpacked
 
     Float32 = npt.NDArray[np.float32]
 

@@ -27,7 +27,10 @@ class QuantizedRows:
     scale: Float32  # [rows, k / group]
 
 
-def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+Operand = Float32 | np.float32
+
+
+def fma(a: Operand, b: Operand, c: Operand) -> Float32:
     """a * b + c, rounded once."""
     product = np.multiply(a, b, dtype=np.float64)  # exact: 24 + 24 bits fit 53
     product = product + c
@@ -62,7 +65,7 @@ def exp(x: Float32) -> Float32:
     """e^x as the kernels compute it: clamped below at -87, infinite over 88.37."""
     over = x > np.float32(88.37)
     x = np.where(x < np.float32(-87), np.float32(-87), np.where(over, np.float32(88.37), x))
-    n = np.rint(x * np.float32(1.44269504))
+    n: Float32 = np.rint(x * np.float32(1.44269504))
     r = fma(n, _LN2_HIGH, x)
     r = fma(n, _LN2_LOW, r)
     p = np.full_like(r, _EXP[0])

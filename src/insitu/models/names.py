@@ -122,17 +122,6 @@ class Placer:
         self, names: Sequence[str], sizes: Sequence[int], k: int, *, has_bias: bool = False
     ) -> PackedLinear:
         """One segment a name, of ``sizes`` outputs over k inputs."""
-        for name, size in zip(names, sizes, strict=True):
-            self._check_shape(f"{name}.weight", (size, k))
         biases = [f"{name}.bias" for name in names] if has_bias else []
-        for name, size in zip(biases, sizes, strict=False):
-            self._check_shape(name, (size,))
-        return self._placement.linear(*(f"{name}.weight" for name in names), biases=biases)
-
-    def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
-        info = self._source.tensors.get(name)
-        if info is None:
-            raise refuse(self._source, name, "the tensor is missing")
-        if tuple(info.shape) != wanted:
-            message = f"has shape {list(info.shape)}, but the model's sizes need {list(wanted)}"
-            raise refuse(self._source, name, message)
+        weights = (f"{name}.weight" for name in names)
+        return self._placement.linear(*weights, biases=biases, n=sizes, k=k)

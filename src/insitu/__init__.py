@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"LLM": "insitu.llm", "SamplingParams": "insitu.types"}
+_HOMES = {"LLM": "insitu.llm.front_door", "SamplingParams": "insitu.types"}
 __all__ = ["LLM", "SamplingParams"]
 
 

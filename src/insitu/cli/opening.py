@@ -1,0 +1,59 @@
+"""From a name on the command line to a generator: locate, perhaps pull, build.
+
+Not here: what a verb does with it. Always true: only ``chat`` pulls what is not here; the other
+verbs name the command that would.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from insitu.settings import ENGINE_FIELDS
+
+if TYPE_CHECKING:
+    from insitu.llm.text_generator import TextGenerator
+    from insitu.settings import Settings
+    from insitu.weights.locate import Located
+
+
+def engine_values(settings: Settings) -> dict[str, Any]:
+    """The settings that the engine is built with, as values."""
+    return {name: getattr(settings, name) for name in ENGINE_FIELDS}
+
+
+def locate(text: str | None, settings: Settings) -> Located:
+    """The local file of a path, a pulled model or a catalogue's name; None is the default model."""
+    from insitu.catalog.shipped import DEFAULT_MODEL, SHIPPED
+    from insitu.cli.models import models_dir_of
+    from insitu.weights.locate import resolve
+
+    catalogs = (SHIPPED,) if settings.catalog is None else (SHIPPED, settings.catalog)
+    return resolve(text or DEFAULT_MODEL, models_dir_of(settings), catalogs)
+
+
+def pull_if_absent(text: str | None, settings: Settings) -> None:
+    """Bring a model here that is not, with a progress bar; a path is left where it is."""
+    from insitu.weights.locate import ModelNotPulled
+
+    try:
+        locate(text, settings)
+    except ModelNotPulled:
+        from insitu.catalog.pull import pull
+        from insitu.catalog.shipped import DEFAULT_MODEL
+        from insitu.cli.bar import Bar
+        from insitu.cli.models import models_dir_of
+
+        with Bar() as bar:
+            models_dir = models_dir_of(settings)
+            pull(text or DEFAULT_MODEL, models_dir, catalog=settings.catalog, progress=bar)
+
+
+def open_generator(located: Located, settings: Settings) -> TextGenerator:
+    """Load a model: the generator that answers for it."""
+    from insitu.engine.loop import tune_process
+    from insitu.llm.build import build
+
+    tune_process()
+    name = settings.served_model_name or located.name
+    aliases = tuple(dict.fromkeys(a for a in (located.name, "default") if a != name))
+    return build(located.path, name=name, aliases=aliases, **engine_values(settings))

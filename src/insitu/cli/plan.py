@@ -1,0 +1,33 @@
+"""The verb ``plan``: what a model will take, before it is loaded.
+
+Not here: the arithmetic (``engine.plan``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from insitu.cli.flags import settings_flags
+from insitu.settings import FIELDS
+
+if TYPE_CHECKING:
+    from insitu.settings import Settings
+
+
+@click.command("plan")
+@click.argument("model")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@settings_flags(FIELDS)
+def plan_command(settings: Settings, model: str, is_json: bool) -> None:
+    """Show the bytes that MODEL needs at start and at most, with these flags of `serve`."""
+    from insitu.cli.opening import engine_values, locate
+    from insitu.llm.build import plan
+
+    made = plan(locate(model, settings).path, **engine_values(settings))
+    if is_json:
+        click.echo(json.dumps(made.as_dict(), indent=1))
+    else:
+        click.echo(made.describe())

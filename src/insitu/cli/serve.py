@@ -1,0 +1,99 @@
+"""The verb ``serve``: a model over HTTP until a signal ends it.
+
+Not here: HTTP (``server``) and the engine. Always true: beyond this machine only with keys, unless
+``--insecure`` says otherwise; what was planned and what was reduced is said before the first
+request.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from insitu.cli.flags import settings_flags
+from insitu.settings import FIELDS
+
+if TYPE_CHECKING:
+    from insitu.llm.text_generator import TextGenerator
+    from insitu.server.options import ServerOptions
+    from insitu.settings import Settings
+
+ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, never bound to)
+
+
+@click.command("serve")
+@click.argument("model", required=False)
+@settings_flags(FIELDS)
+def serve_command(settings: Settings, model: str | None) -> int:
+    """Serve MODEL with OpenAI's API; without one, the default model (`insitu pull` brings it)."""
+    from insitu.cli.opening import locate, open_generator
+
+    options = server_options(settings)
+    located = locate(model, settings)
+    # Packing weights leaves Python idle; importing the server meanwhile hides most of its cost.
+    importing = threading.Thread(target=_import_server, daemon=True)
+    importing.start()
+    generator = open_generator(located, settings)
+    importing.join()
+    try:
+        _say_plan(generator)
+        return _serve(generator, options)
+    finally:
+        generator.close()
+
+
+def _import_server() -> None:
+    from insitu.server import app, run
+
+    app.preload()
+    assert run.serve is not None
+
+
+def _serve(generator: TextGenerator, options: ServerOptions) -> int:
+    from insitu.server.app import create_app
+    from insitu.server.run import serve
+
+    return serve(create_app(generator, options), options)
+
+
+def server_options(settings: Settings) -> ServerOptions:
+    """Values for the server, refused where they would open an unprotected door."""
+    from insitu.server.options import ServerOptions, is_loopback
+
+    authenticate = None
+    if settings.api_key_file is not None:
+        from insitu.policy.keys import KeyRing
+
+        authenticate = KeyRing.read(settings.api_key_file).authenticate
+    elif not is_loopback(settings.host) and not settings.insecure:
+        place = "every address" if settings.host in ANYWHERE else settings.host
+        raise click.ClickException(
+            f"--host {settings.host} lets {place} of this machine be reached from others, and there "
+            "is no key: give --api-key-file FILE, or --insecure if that is meant."
+        )
+    return ServerOptions(
+        host=settings.host,
+        port=settings.port,
+        allowed_hosts=settings.allowed_host,
+        cors_origins=settings.cors_origin,
+        authenticate=authenticate,
+        max_body_bytes=settings.max_body_bytes,
+        drain_grace_s=settings.drain_grace_s,
+        on_ready=_say_ready,
+    )
+
+
+def _say_plan(generator: TextGenerator) -> None:
+    card = generator.describe()
+    click.echo(f"insitu: {card.name} ({card.architecture}), {card.digest}", err=True)
+    click.echo(f"insitu: {generator.plan.summary()}", err=True)
+    for note in generator.plan.notes:
+        click.echo(f"insitu: {note}", err=True)
+
+
+def _say_ready(address: str) -> None:
+    sys.stdout.write(f"insitu: serving at {address}/v1\n")
+    sys.stdout.flush()

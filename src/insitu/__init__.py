@@ -1,19 +1,20 @@
-"""insitu: inference in place. ``from insitu import LLM, SamplingParams`` is the Python front door.
-
-Both names are found when they are first used, so that importing the package costs nothing. No room
-imports from here; the version is the distribution's (``importlib.metadata.version("insitu")``).
-"""
+"""insitu: inference in place. ``LLM`` and ``SamplingParams`` are loaded when first named."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {"LLM": "insitu.llm.front_door", "SamplingParams": "insitu.types"}
+if TYPE_CHECKING:
+    from insitu.llm.front_door import LLM
+    from insitu.types import SamplingParams
+
 __all__ = ["LLM", "SamplingParams"]
+
+_HOME = {"LLM": "insitu.llm.front_door", "SamplingParams": "insitu.types"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module 'insitu' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOME[name]), name)

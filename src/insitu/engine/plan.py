@@ -155,7 +155,7 @@ class Plan:
         lines += [f"KV: {self.kv_tokens:,} tokens in {self.num_blocks:,} blocks", "", "weights:"]
         for group in self.weights:
             types = f"{group.stored}, runs in {group.runs_in}"
-            lines.append(f"  {group.name:<24}{size(group.size_bytes):>12}  {types}")
+            lines.append(f"  {types:<24}{size(group.size_bytes):>12}  {group.name}")
         lines += ["", "settings that can change a bit (numeric):"]
         lines += [f"  {name} = {value}" for name, value in self.numeric_settings.items()]
         lines += ["", "other settings:"]
@@ -210,10 +210,11 @@ class _Planner:
         num_blocks = self._num_blocks(self._fixed_bytes(fixed), asked_len or file_len)
         pool_tokens = num_blocks * self.kv.block_size
         if asked_len is not None and asked_len > pool_tokens:
+            pool_bytes = size(num_blocks * self.kv.bytes_per_block)
             raise PlanError(
                 f"--max-model-len {asked_len} does not fit: the KV cache holds {pool_tokens} "
-                f"tokens ({size(num_blocks * self.kv.bytes_per_block)}, {self.kv.bytes_per_token} bytes a "
-                "token). Give a larger --kv-cache-bytes or a smaller --max-model-len."
+                f"tokens ({pool_bytes}, {self.kv.bytes_per_token} bytes a token). Give a larger "
+                "--kv-cache-bytes or a smaller --max-model-len."
             )
         max_model_len = asked_len or min(file_len, pool_tokens)
         if max_model_len < file_len and asked_len is None:

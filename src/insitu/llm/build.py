@@ -1,0 +1,110 @@
+"""From a model file to a ``TextGenerator``: open, plan, load, start.
+
+Not here: finding or fetching files (``weights/locate``, ``catalog``), flags (``settings``).
+
+Always true: nothing large is allocated before the plan said that it fits; the file is mapped only
+while its weights are packed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Literal
+
+from insitu.codec.chat import load_chat_template
+from insitu.codec.tokenizer import load_tokenizer
+from insitu.engine.plan import Plan, Wanted, make_plan
+from insitu.engine.start import start_engine
+from insitu.llm.preparing import Preparer
+from insitu.llm.text_generator import TextGenerator
+from insitu.models.load import LoadedModel, load_model
+from insitu.types import ModelCard
+from insitu.weights.source import open_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from insitu.weights.source import TensorSource
+
+MAX_NUM_WAITING = 256
+
+
+def plan(  # noqa: PLR0913
+    path: Path,
+    *,
+    threads: int | None = None,
+    kv_cache_bytes: int | None = None,
+    kv_cache_dtype: Literal["f16", "f32"] = "f16",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 16,
+    max_num_batched_tokens: int | None = None,
+) -> Plan:
+    """What ``build`` with the same values would take; nothing is loaded."""
+    wanted = Wanted(
+        threads, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens
+    )
+    source = open_source(path)
+    try:
+        return make_plan(load_model(source), wanted)
+    finally:
+        source.close()
+
+
+def build(  # noqa: PLR0913
+    path: Path,
+    *,
+    name: str,
+    aliases: tuple[str, ...] = (),
+    threads: int | None = None,
+    kv_cache_bytes: int | None = None,
+    kv_cache_dtype: Literal["f16", "f32"] = "f16",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 16,
+    max_num_batched_tokens: int | None = None,
+    max_num_waiting: int = MAX_NUM_WAITING,
+) -> TextGenerator:
+    """Load a model and start its engine; errors name the file, the field or the setting."""
+    wanted = Wanted(
+        threads, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens
+    )
+    source = open_source(path)
+    # The digest and the vocabulary are made while weights are packed.
+    with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
+        digest = workers.submit(source.digest)
+        codec = workers.submit(lambda: (load_tokenizer(source), load_chat_template(source)))
+        model = load_model(source)
+        made = make_plan(model, wanted)
+        tokenizer, template = codec.result()
+        loop = start_engine(model, made, max_num_waiting=max_num_waiting)
+        card = _card(source, model, made, (name, *aliases), digest.result(), template is not None)
+    source.close()
+    preparer = Preparer(
+        names=frozenset((name, *aliases, "default")),
+        tokenizer=tokenizer,
+        template=template,
+        vocab_size=model.spec.vocab_size,
+        max_model_len=made.max_model_len,
+    )
+    return TextGenerator(loop, preparer, lambda: card, made)
+
+
+def _card(
+    source: TensorSource,
+    model: LoadedModel,
+    made: Plan,
+    names: tuple[str, ...],
+    digest: str,
+    has_chat_template: bool,
+) -> ModelCard:
+    return ModelCard(
+        name=names[0],
+        aliases=names[1:],
+        architecture=model.architecture,
+        digest=f"sha256:{digest}",
+        size_bytes=source.size_bytes,
+        created=int(source.path.stat().st_mtime),
+        max_model_len=made.max_model_len,
+        vocab_size=model.spec.vocab_size,
+        numeric_settings=made.numeric_settings,
+        has_chat_template=has_chat_template,
+    )

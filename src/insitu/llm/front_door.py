@@ -1,0 +1,195 @@
+"""``LLM``: a model in a program, without a server.
+
+    LLM("smollm2-135m").generate(["Once upon a time"], SamplingParams(max_tokens=20))
+
+Not here: downloading; a model that was not pulled raises an error naming the command.
+
+Always true: answers come in the order of the prompts, each the same as if it had been alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from insitu.llm.answer import Answer
+from insitu.llm.build import build
+from insitu.types import Delta, FinishReason, Message, Request, SamplingParams
+from insitu.weights.locate import default_models_dir, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from insitu.engine.sequence import Output
+    from insitu.types import Prepared, TokenLogprob, Usage
+
+_SHIPPED_CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.toml"
+_SETTINGS = frozenset(
+    {
+        "threads",
+        "kv_cache_bytes",
+        "kv_cache_dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    }
+)
+# A program that asks for many answers at once waits for them: nobody else is in its queue.
+_MAX_NUM_WAITING = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer, whole."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    seed: int
+    prompt_ids: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class LLM:
+    """A model by its file or catalogue name, and the engine's settings as keywords."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        models_dir: str | Path | None = None,
+        catalog: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        unknown = sorted(set(settings) - _SETTINGS)
+        if unknown:
+            known = ", ".join(sorted(_SETTINGS | {"models_dir", "catalog"}))
+            raise TypeError(f"LLM has no setting {unknown[0]!r} (known: {known})")
+        catalogs = [_SHIPPED_CATALOGUE] + ([Path(catalog)] if catalog is not None else [])
+        folder = default_models_dir() if models_dir is None else Path(models_dir)
+        located = resolve(str(model), folder, catalogs)
+        self._generator = build(
+            located.path, name=located.name, max_num_waiting=_MAX_NUM_WAITING, **settings
+        )
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+    ) -> list[Completion]:
+        """Continue prompts (texts, or token ids), with one set of params for all or one each."""
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = _params_of_each(params, len(texts))
+        requests = [
+            Request(
+                request_id=self._next_id(),
+                model="default",
+                prompt=text if isinstance(text, str) else tuple(text),
+                add_special_tokens=add_special_tokens,
+                parse_special=parse_special,
+                sampling=one,
+            )
+            for text, one in zip(texts, each, strict=True)
+        ]
+        return self._run(requests)
+
+    def chat(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Completion:
+        """Answer a chat; messages are ``Message`` or mappings with role and content."""
+        request = Request(
+            request_id=self._next_id(),
+            model="default",
+            messages=tuple(one if isinstance(one, Message) else Message(**one) for one in messages),
+            tools=tuple(tools),
+            template_kwargs=template_kwargs or {},
+            sampling=params or SamplingParams(),
+        )
+        return self._run([request])[0]
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+        self._generator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+    def _run(self, requests: Sequence[Request]) -> list[Completion]:
+        generator = self._generator
+        prepared = [generator.preparer.prepare(request) for request in requests]
+        answers = {
+            one.request.request_id: Answer(one, generator.preparer.tokenizer) for one in prepared
+        }
+        deltas: dict[str, list[Delta]] = {request_id: [] for request_id in answers}
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        left = set(answers)
+        try:
+            for one in prepared:
+                generator.submit(one, outputs.put)
+            while left:
+                output = outputs.get()
+                request_id = output.request_id
+                if request_id not in left:
+                    continue  # past its stop string
+                delta = answers[request_id].take(output)
+                if delta is not None:
+                    deltas[request_id].append(delta)
+                if answers[request_id].is_finished:
+                    left.remove(request_id)
+                    generator.abort(request_id)
+        finally:
+            for request_id in left:
+                generator.abort(request_id)
+        return [_completion(one, deltas[one.request.request_id]) for one in prepared]
+
+
+def _completion(prepared: Prepared, deltas: list[Delta]) -> Completion:
+    last = deltas[-1]
+    assert last.finish_reason is not None
+    assert last.usage is not None
+    return Completion(
+        text="".join(delta.content for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        seed=prepared.seed,
+        prompt_ids=prepared.prompt_ids,
+        warnings=prepared.warnings,
+    )
+
+
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise ValueError(f"{len(params)} SamplingParams for {num_prompts} prompts")
+    return list(params)

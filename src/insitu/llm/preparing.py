@@ -1,0 +1,138 @@
+"""Turn a request into ids, or refuse it: templates, tokenising, lengths, seeds.
+
+Not here: threads or running. Everything here may take milliseconds and runs off the event loop.
+
+Always true: what comes out fits the context and the vocabulary; nothing was clamped on the way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from insitu.types import Prepared, Refusal, Tokenized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from insitu.codec.chat import ChatTemplate
+    from insitu.codec.tokenizer import Tokenizer
+    from insitu.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Preparer:
+    """Knows the model's names, vocabulary and context."""
+
+    names: frozenset[str]
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocab_size: int
+    max_model_len: int
+
+    def prepare(self, request: Request) -> Prepared:
+        """Ids, with ``max_tokens`` and ``seed`` resolved."""
+        sampling = request.sampling
+        self._require_ids("stop_token_ids", sampling.stop_token_ids)
+        tokenized = self.tokenize(request)
+        max_tokens = self._max_tokens(len(tokenized.token_ids), sampling.max_tokens)
+        return Prepared(
+            request=request,
+            prompt_ids=tokenized.token_ids,
+            max_tokens=max_tokens,
+            seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
+            prompt_text=tokenized.prompt_text,
+            warnings=tokenized.warnings,
+        )
+
+    def tokenize(self, request: Request) -> Tokenized:
+        """Ids of the prompt, or of the rendered messages and their text."""
+        self._require_model(request.model)
+        if (request.messages is None) == (request.prompt is None):
+            raise Refusal("Give exactly one of prompt and messages.", code="invalid_value")
+        if request.messages is not None:
+            return self._chat(request)
+        if isinstance(request.prompt, str):
+            return self._text(request, request.prompt)
+        token_ids = tuple(request.prompt or ())
+        self._require_ids("prompt", token_ids)
+        return Tokenized(_not_empty(token_ids, "prompt"))
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """Text of ids, control tokens shown."""
+        ids = list(token_ids)
+        self._require_ids("tokens", ids)
+        return self.tokenizer.detokenize(ids, show_control=True)
+
+    def _chat(self, request: Request) -> Tokenized:
+        if self.template is None:
+            raise Refusal(
+                "This model has no chat template; use a text completion.",
+                param="messages",
+                code="no_chat_template",
+            )
+        assert request.messages is not None
+        typed = self.template.render(
+            request.messages,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            kwargs=request.template_kwargs,
+        )
+        token_ids = tuple(self.tokenizer.encode_typed(typed.pieces))
+        return Tokenized(_not_empty(token_ids, "messages"), typed.text)
+
+    def _text(self, request: Request, text: str) -> Tokenized:
+        token_ids = tuple(
+            self.tokenizer.encode(
+                text,
+                add_special_tokens=request.add_special_tokens,
+                parse_special=request.parse_special,
+            )
+        )
+        warnings = []
+        if not request.parse_special:
+            spelled = self.tokenizer.spells_added_token(text)
+            if spelled is not None:
+                warnings.append(
+                    f"The prompt spells the token {spelled!r}, which was encoded as plain text; "
+                    "set parse_special to true to encode it as that token."
+                )
+        return Tokenized(_not_empty(token_ids, "prompt"), text, tuple(warnings))
+
+    def _max_tokens(self, num_prompt_tokens: int, asked: int | None) -> int:
+        room = self.max_model_len - num_prompt_tokens
+        if room >= 1 and (asked is None or asked <= room):
+            return room if asked is None else asked
+        wanted = "" if asked is None else f" and max_tokens {asked}"
+        raise Refusal(
+            f"This model's maximum context length is {self.max_model_len} tokens, but the prompt "
+            f"has {num_prompt_tokens}{wanted}: {num_prompt_tokens + (asked or 1)} in all.",
+            param="max_tokens" if room >= 1 else "prompt",
+            code="context_length_exceeded",
+        )
+
+    def _require_model(self, name: str) -> None:
+        if name not in self.names:
+            raise Refusal(
+                "The model does not exist or is not served here.",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+
+    def _require_ids(self, param: str, token_ids: Iterable[int]) -> None:
+        for index, token_id in enumerate(token_ids):
+            if not 0 <= token_id < self.vocab_size:
+                raise Refusal(
+                    f"{param}[{index}] is {token_id}; the model's token ids run from 0 to "
+                    f"{self.vocab_size - 1}.",
+                    param=param,
+                    code="invalid_token_id",
+                )
+
+
+def _not_empty(token_ids: tuple[int, ...], param: str) -> tuple[int, ...]:
+    if not token_ids:
+        raise Refusal("The prompt has no tokens.", param=param, code="empty_prompt")
+    return token_ids

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pytest
 from engine.scripted_runner import (
@@ -19,6 +20,10 @@ from hypothesis import strategies as st
 
 from insitu.engine.scheduler import Scheduler
 from insitu.types import FinishReason, Refusal
+
+if TYPE_CHECKING:
+    from insitu.engine.engine import Engine
+    from insitu.engine.sequence import Prompt
 
 
 def test_schedule_stays_one_screen() -> None:
@@ -152,14 +157,52 @@ def test_few_logit_rows_delay_but_change_nothing() -> None:
         assert tokens_of(outputs[prompt.request_id]) == expected_tokens(prompt)
 
 
-_requests = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(1, 25), st.integers(0, 30)), min_size=1, max_size=12
-)
+@dataclass
+class Load:
+    """Requests that arrive, and aborts, each at its step."""
+
+    engine: Engine
+    prompts: dict[int, list[Prompt]]
+    aborts: dict[int, list[str]]
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    aborted: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Step until all is over, checking the pool after every step."""
+        step = 0
+        while step <= 40 or self.engine.has_work:
+            self._come_and_go(step)
+            if self.engine.has_work:
+                self._step()
+            scheduler = self.engine.scheduler
+            held = [s.block_ids for s in (*scheduler.running, *scheduler.waiting)]
+            assert sum(map(len, held)) == scheduler.pool.num_held
+            assert scheduler.pool.num_free + scheduler.pool.num_held == scheduler.pool.num_blocks
+            step += 1
+            assert step < 5000
+
+    def _come_and_go(self, step: int) -> None:
+        for prompt in self.prompts.get(step, []):
+            self.engine.add(prompt)
+        self.aborted |= {name for name in self.aborts.get(step, []) if self.engine.abort(name)}
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            assert output.request_id not in self.ended | self.aborted
+            assert output.token is not None
+            self.tokens.setdefault(output.request_id, []).append(output.token.token_id)
+            if output.is_last:
+                self.ended.add(output.request_id)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    requests=_requests,
+    requests=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 25), st.integers(0, 30)),
+        min_size=1,
+        max_size=12,
+    ),
     num_blocks=st.integers(17, 40),
     max_num_seqs=st.integers(1, 6),
     tokens=st.integers(6, 20),
@@ -175,37 +218,16 @@ def test_any_load_ends_once_each_without_leaks(
     aborts: dict[int, int],
 ) -> None:
     engine, _ = make_engine(num_blocks, max_num_seqs, tokens, tokens + 5, rows)
-    pool = engine.scheduler.pool
-    prompts = [
-        make_prompt(f"r{index}", num_tokens, max_tokens, index)
-        for index, (num_tokens, max_tokens, _) in enumerate(requests)
-    ]
-    tokens_by_id: dict[str, list[int]] = {}
-    ended: list[str] = []
-    aborted = set()
-    step = 0
-    while step <= 40 or engine.has_work:
-        for prompt, (_, _, arrival) in zip(prompts, requests, strict=True):
-            if arrival == step:
-                engine.add(prompt)
-        for index, at in aborts.items():
-            if at == step and engine.abort(f"r{index}"):
-                aborted.add(f"r{index}")
-        if engine.has_work:
-            for output in engine.step():
-                assert output.request_id not in ended
-                assert output.request_id not in aborted
-                assert output.token is not None
-                tokens_by_id.setdefault(output.request_id, []).append(output.token.token_id)
-                if output.is_last:
-                    ended.append(output.request_id)
-        held = [s.block_ids for s in (*engine.scheduler.running, *engine.scheduler.waiting)]
-        assert sum(map(len, held)) == pool.num_held
-        assert pool.num_free + pool.num_held == pool.num_blocks
-        step += 1
-        assert step < 5000
-    assert set(ended) | aborted == {prompt.request_id for prompt in prompts}
-    assert pool.num_held == 0
+    load = Load(engine, {}, {})
+    prompts = []
+    for index, (num_tokens, max_tokens, arrival) in enumerate(requests):
+        prompts.append(make_prompt(f"r{index}", num_tokens, max_tokens, index))
+        load.prompts.setdefault(arrival, []).append(prompts[-1])
+    for index, step in aborts.items():
+        load.aborts.setdefault(step, []).append(f"r{index}")
+    load.run()
+    assert load.ended | load.aborted == {prompt.request_id for prompt in prompts}
+    assert engine.scheduler.pool.num_held == 0
     for prompt in prompts:
-        if prompt.request_id in ended:
-            assert tokens_by_id[prompt.request_id] == expected_tokens(prompt)
+        if prompt.request_id in load.ended:
+            assert load.tokens[prompt.request_id] == expected_tokens(prompt)

@@ -87,6 +87,7 @@ def pull(
     told = progress or Silent()
     source = parse_source(text, read_catalogues(catalog))
     chosen = checked_name(name or _name_of(source))
+    checked_name(_file_of(source) or chosen)
     store = Store(models_dir.expanduser().absolute())
     try:
         store.models_dir.mkdir(parents=True, exist_ok=True)

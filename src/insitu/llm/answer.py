@@ -2,9 +2,9 @@
 
 Not here: making ids (``engine``) or whole characters (``codec``).
 
-Always true: joined deltas are the same however they were cut. ``usage`` counts every token up to
-and including the one that ended the choice, and those are the ids shown; text ends before the stop
-string or end id.
+Always true: joined deltas are the same however they were cut. Text ends before the stop string or
+end id. ``usage`` counts every token up to and including the one that ended the choice: an end id is
+among the ids shown, with no text; tokens that begin inside a stop string are not shown.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from insitu.codec.detokenizer import Detokenizer
 from insitu.types import Delta, FinishReason, TokenLogprob, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from insitu.codec.detokenizer import Released
     from insitu.codec.tokenizer import Tokenizer
     from insitu.engine.sequence import Output, SampledToken
@@ -43,60 +45,54 @@ class Answer:
         assert not self.is_finished
         self._num_tokens += 1
         self._held.append(output.token)
-        if output.finish_reason is FinishReason.STOP:
-            # An end id: it shows as nothing.
-            return self._finish(self._detokenizer.finish(), FinishReason.STOP, ends_by_id=True)
-        released = self._detokenizer.push(output.token.token_id)
-        if self._detokenizer.is_stopped:
-            return self._finish(released, FinishReason.STOP)
+        ends_by_id = output.finish_reason is FinishReason.STOP
+        # An end id has no text to look for stop strings in.
+        released = [] if ends_by_id else self._detokenizer.push(output.token.token_id)
         if output.finish_reason is not None:
             released += self._detokenizer.finish()
-            return self._finish(released, output.finish_reason)
-        if not released:
-            return None
-        tokens = [self._held.popleft() for _ in released]
-        return self._delta("".join(one.text for one in released), tokens)
+        if self._detokenizer.stopped is not None:
+            num_tokens = self._detokenizer.stopped.token_index + 1
+            return self._last(released, FinishReason.STOP, num_tokens)
+        if output.finish_reason is not None:
+            end = [self._held.pop()] if ends_by_id else []
+            return self._last(released, output.finish_reason, self._num_tokens, end)
+        return self._delta(released) if released else None
 
-    def _finish(
-        self, released: list[Released], reason: FinishReason, *, ends_by_id: bool = False
-    ) -> Delta:
-        """The last delta: all text that is left, all ids that were held."""
-        self.is_finished = True
-        tokens = list(self._held)
-        self._held.clear()
-        text = "".join(one.text for one in released)
-        usage = Usage(self._num_prompt_tokens, self._num_tokens)
-        return self._delta(text, tokens, reason, usage, ends_by_id=ends_by_id)
-
-    def _delta(
+    def _last(
         self,
-        text: str,
-        tokens: list[SampledToken],
-        reason: FinishReason | None = None,
-        usage: Usage | None = None,
-        *,
-        ends_by_id: bool = False,
+        released: list[Released],
+        reason: FinishReason,
+        num_tokens: int,
+        end: Sequence[SampledToken] = (),
     ) -> Delta:
-        logprobs = [self._logprob(token) for token in tokens if token.logprob is not None]
-        if ends_by_id and logprobs:
-            logprobs[-1] = replace(logprobs[-1], text="", bytes=b"")
+        self.is_finished = True
+        usage = Usage(self._num_prompt_tokens, num_tokens)
+        return replace(self._delta(released, end), finish_reason=reason, usage=usage)
+
+    def _delta(self, released: list[Released], end: Sequence[SampledToken] = ()) -> Delta:
+        """The tokens whose text is certain, then an end id, which shows as nothing."""
+        tokens = [self._held.popleft() for _ in released]
+        logprobs = [
+            self._logprob(token, token.logprob) for token in tokens if token.logprob is not None
+        ]
+        logprobs += [
+            replace(self._logprob(token, token.logprob), text="", bytes=b"")
+            for token in end
+            if token.logprob is not None
+        ]
         return Delta(
-            token_ids=tuple(token.token_id for token in tokens),
-            content=text,
+            token_ids=tuple(token.token_id for token in (*tokens, *end)),
+            content="".join(one.text for one in released),
             logprobs=tuple(logprobs),
-            finish_reason=reason,
-            usage=usage,
         )
 
-    def _logprob(self, token: SampledToken) -> TokenLogprob:
-        assert token.logprob is not None
+    def _logprob(self, token: SampledToken, logprob: float) -> TokenLogprob:
         top = tuple(self._spelled(token_id, logprob) for token_id, logprob in token.top)
-        one = self._spelled(token.token_id, token.logprob, top)
-        # A control token among the sampled shows as nothing, in the text and here.
-        return replace(one, text="", bytes=b"") if self._is_hidden(token.token_id) else one
-
-    def _is_hidden(self, token_id: int) -> bool:
-        return self._tokenizer.is_control(token_id)
+        one = self._spelled(token.token_id, logprob, top)
+        # A control token shows as nothing, in the text and here, so that both run in step.
+        return (
+            replace(one, text="", bytes=b"") if self._tokenizer.is_control(token.token_id) else one
+        )
 
     def _spelled(
         self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()

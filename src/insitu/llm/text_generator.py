@@ -50,25 +50,28 @@ class TextGenerator:
 
     async def stream(self, prepared: Prepared, caller: Caller) -> AsyncIterator[Delta]:
         """Yield deltas until the choice finished; closing the iterator aborts the request."""
-        request_id = prepared.request.request_id
+        request_id, timeout_s = prepared.request.request_id, prepared.request.timeout_s
         inbox: asyncio.Queue[Output] = asyncio.Queue()
         answer = Answer(prepared, self.preparer.tokenizer)
-        self.submit(prepared, inbox.put_nowait, asyncio.get_running_loop())
+        event_loop = asyncio.get_running_loop()
+        self.submit(prepared, inbox.put_nowait, event_loop)
         self._inboxes[request_id] = inbox
+        timer = None
+        if timeout_s is not None:
+            timer = event_loop.call_later(
+                timeout_s, _fail, inbox, request_id, f"The request took longer than {timeout_s} s."
+            )
         has_ended = False
         try:
-            async with asyncio.timeout(prepared.request.timeout_s):
-                while not answer.is_finished:
-                    output = await inbox.get()
-                    has_ended = has_ended or output.is_last
-                    delta = answer.take(output)
-                    if delta is not None:
-                        yield delta
-        except TimeoutError:
-            raise RequestFailed(
-                f"The request took longer than its {prepared.request.timeout_s} s."
-            ) from None
+            while not answer.is_finished:
+                output = await inbox.get()
+                has_ended = output.finish_reason is not None
+                delta = answer.take(output)
+                if delta is not None:
+                    yield delta
         finally:
+            if timer is not None:
+                timer.cancel()
             del self._inboxes[request_id]
             if not has_ended:
                 self._loop.abort(request_id)
@@ -87,7 +90,7 @@ class TextGenerator:
         self._loop.abort(request_id)
         inbox = self._inboxes.get(request_id)
         if inbox is not None:
-            inbox.put_nowait(Output(request_id, error=RequestFailed("The request was aborted.")))
+            _fail(inbox, request_id, "The request was aborted.")
 
     async def tokenize(self, request: Request) -> Tokenized:
         """Ids of a prompt or of rendered messages, without running anything."""
@@ -135,3 +138,7 @@ class TextGenerator:
             stop_ids=stop_ids,
             num_logprobs=sampling.logprobs,
         )
+
+
+def _fail(inbox: asyncio.Queue[Output], request_id: str, message: str) -> None:
+    inbox.put_nowait(Output(request_id, error=RequestFailed(message)))

@@ -1,0 +1,196 @@
+"""LLM over tiny models: stopping, counting, log-probabilities, and the same answer every way."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import insitu
+from insitu.llm.front_door import LLM
+from insitu.types import FinishReason, Refusal, SamplingParams
+from insitu.weights.locate import ModelNotPulled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40, logprobs=3)
+
+
+def greedy(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 40, **fields})
+
+
+def test_the_root_exports_lazily() -> None:
+    assert insitu.LLM is LLM
+    assert insitu.SamplingParams is SamplingParams
+    with pytest.raises(AttributeError, match="nothing"):
+        insitu.nothing  # noqa: B018
+
+
+def test_an_end_id_is_counted_and_shows_as_nothing(chain_llm: LLM) -> None:
+    (answer,) = chain_llm.generate("w", GREEDY)
+    assert answer.text == "xyz"
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.usage.completion_tokens == 4 == len(answer.token_ids)
+    assert [one.text for one in answer.logprobs] == ["x", "y", "z", ""]
+    assert answer.usage.prompt_tokens == len(answer.prompt_ids)
+
+
+def test_ignore_eos_goes_on(chain_llm: LLM) -> None:
+    (answer,) = chain_llm.generate("x", greedy(ignore_eos=True, max_tokens=9))
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.usage.completion_tokens == 9
+    assert answer.text == "yz"  # control tokens show as nothing
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+def test_exactly_max_tokens(chain_llm: LLM, max_tokens: int) -> None:
+    (answer,) = chain_llm.generate("a", greedy(max_tokens=max_tokens))
+    assert answer.text == "bcdefg"[:max_tokens]
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.usage.completion_tokens == max_tokens == len(answer.token_ids)
+
+
+def test_a_stop_string_over_several_tokens(chain_llm: LLM) -> None:
+    (answer,) = chain_llm.generate("a", greedy(stop="fgh"))
+    assert answer.text == "bcde"
+    assert answer.finish_reason is FinishReason.STOP
+    # b to h: the token that completed the stop is the last one counted.
+    assert answer.usage.completion_tokens == 7
+
+
+def test_a_stop_string_that_never_comes_true(chain_llm: LLM) -> None:
+    (answer,) = chain_llm.generate("v", greedy(stop=["yzz", "xx"]))
+    assert answer.text == "wxyz"
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.usage.completion_tokens == 5
+
+
+def test_a_stop_id(chain_llm: LLM) -> None:
+    stop = chain_llm.generate("d", greedy(max_tokens=1))[0].token_ids[0]
+    (answer,) = chain_llm.generate("a", greedy(stop_token_ids=[stop], logprobs=0))
+    assert answer.text == "bcd"
+    assert answer.usage.completion_tokens == 4
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.token_ids[-1] == stop
+
+
+def test_a_character_of_two_tokens_is_whole(chain_llm: LLM) -> None:
+    (answer,) = chain_llm.generate("0", greedy(max_tokens=3))
+    assert answer.text == "é!"
+    assert len(answer.token_ids) == 3
+    (cut,) = chain_llm.generate("0", greedy(max_tokens=1))
+    assert cut.text == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_logprobs(random_llm: LLM) -> None:
+    (answer,) = random_llm.generate("hello world", GREEDY)
+    assert len(answer.logprobs) == len(answer.token_ids)
+    for one in answer.logprobs:
+        assert len(one.top) == 3
+        assert one.top[0].token_id == one.token_id
+        values = [top.logprob for top in one.top]
+        assert values == sorted(values, reverse=True)
+        for value in values:
+            assert math.isfinite(value)
+            assert value <= 0
+            # As short as the float32 itself, and back to it.
+            assert json.dumps(value) == json.dumps(float(str(np.float32(value))))
+    (plain,) = random_llm.generate("hello world", greedy())
+    assert plain.token_ids == answer.token_ids
+    assert plain.logprobs == ()
+    (bare,) = random_llm.generate("hello world", greedy(logprobs=0))
+    assert [one.logprob for one in bare.logprobs] == [one.logprob for one in answer.logprobs]
+    assert all(one.top == () for one in bare.logprobs)
+
+
+def test_together_as_alone(random_llm: LLM) -> None:
+    prompts = ["hello", "the user and the world", "s" * 90, [5, 6, 7], "hello", "a"]
+    params = [
+        SamplingParams(max_tokens=20 + i, temperature=0.9 * (i % 2), seed=i, logprobs=i % 3)
+        for i in range(len(prompts))
+    ]
+    together = random_llm.generate(prompts, params)
+    alone = [random_llm.generate([one], own)[0] for one, own in zip(prompts, params, strict=True)]
+    assert together == alone
+
+
+def test_settings_change_no_bit(random_path: Path, random_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=50, temperature=0.8, seed=3, logprobs=5)
+    prompts = ["hello world " * 9, "the", "a"]
+    expected = random_llm.generate(prompts, params)
+    for settings in (
+        {"threads": 2},
+        {"max_num_batched_tokens": 8},
+        {"max_num_seqs": 1, "max_model_len": 300},
+        {"kv_cache_bytes": 256 * 192},  # little more than one sequence: they preempt each other
+    ):
+        with LLM(random_path, **settings) as llm:
+            assert llm.generate(prompts, params) == expected, settings
+
+
+def test_a_seed_is_drawn_and_reported(random_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30, temperature=1.5)
+    first, second = random_llm.generate(["hello", "hello"], params)
+    assert first.seed != second.seed
+    assert first.token_ids != second.token_ids
+    again = SamplingParams(max_tokens=30, temperature=1.5, seed=first.seed)
+    assert random_llm.generate("hello", again)[0].token_ids == first.token_ids
+
+
+def test_chat(random_llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello <|im_end|> world"}]
+    answer = random_llm.chat(messages, greedy(max_tokens=5))
+    assert len(answer.token_ids) == 5
+    assert "<|im_end|>" not in answer.text
+
+
+def test_to_the_end_of_the_context(random_llm: LLM) -> None:
+    (answer,) = random_llm.generate([[5] * 500], SamplingParams(temperature=0, ignore_eos=True))
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.usage.total_tokens == 512
+
+
+def test_what_cannot_fit_names_three_numbers(random_llm: LLM) -> None:
+    with pytest.raises(Refusal, match=r"512.*500.*13.*513") as caught:
+        random_llm.generate([[5] * 500], greedy(max_tokens=13))
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.status == 400
+    with pytest.raises(Refusal, match=r"512.*512") as caught:
+        random_llm.generate([[5] * 512], SamplingParams())
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("token_id", [-1, 10**6])
+def test_ids_outside_the_vocabulary(random_llm: LLM, token_id: int) -> None:
+    with pytest.raises(Refusal) as caught:
+        random_llm.generate([[5, token_id]], greedy())
+    assert caught.value.param == "prompt"
+    with pytest.raises(Refusal) as caught:
+        random_llm.generate("a", greedy(stop_token_ids=[token_id]))
+    assert caught.value.param == "stop_token_ids"
+
+
+def test_empty_prompts_and_warnings(random_llm: LLM) -> None:
+    with pytest.raises(Refusal, match="no tokens"):
+        random_llm.generate("", greedy(), add_special_tokens=False)
+    with pytest.raises(Refusal, match="no tokens"):
+        random_llm.generate([[]], greedy())
+    (spelled,) = random_llm.generate("a<|im_end|>", greedy(max_tokens=1))
+    assert "parse_special" in spelled.warnings[0]
+    (parsed,) = random_llm.generate("a<|im_end|>", greedy(max_tokens=1), parse_special=True)
+    assert parsed.warnings == ()
+    assert len(parsed.prompt_ids) < len(spelled.prompt_ids)
+
+
+def test_unknown_settings_and_models(random_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="thread_count"):
+        LLM(random_path, thread_count=3)
+    with pytest.raises(ModelNotPulled, match="insitu pull smollm2-135m"):
+        LLM("smollm2-135m", models_dir=tmp_path)
+    with pytest.raises(ValueError, match="2 SamplingParams for 1 prompts"):
+        LLM.generate(None, ["a"], [GREEDY, GREEDY])  # type: ignore[arg-type]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from insitu.catalog.progress import Progress
 
-CHUNK_BYTES = 1 << 20
 NUM_ATTEMPTS = 3
 DIGEST = re.compile(r"sha256=([0-9a-f]{64})")
 
@@ -175,7 +174,7 @@ def _receive(response: httpx.Response, part: Path, start: int, progress: Progres
     with part.open("r+b" if start else "wb") as out:
         out.truncate(start)
         out.seek(start)
-        for chunk in response.iter_raw(CHUNK_BYTES):
+        for chunk in response.iter_raw():  # as it comes: what is here already survives a cut
             out.write(chunk)
             done += len(chunk)
             progress.at(done)

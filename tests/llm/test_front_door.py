@@ -109,7 +109,14 @@ def test_logprobs(random_llm: LLM) -> None:
 
 
 def test_together_as_alone(random_llm: LLM) -> None:
-    prompts = ["hello", "the user and the world", "s" * 90, [5, 6, 7], "hello", "a"]
+    prompts: list[str | list[int]] = [
+        "hello",
+        "the user and the world",
+        "s" * 90,
+        [5, 6, 7],
+        "hello",
+        "a",
+    ]
     params = [
         SamplingParams(max_tokens=20 + i, temperature=0.9 * (i % 2), seed=i, logprobs=i % 3)
         for i in range(len(prompts))
@@ -123,12 +130,13 @@ def test_settings_change_no_bit(random_path: Path, random_llm: LLM) -> None:
     params = SamplingParams(max_tokens=50, temperature=0.8, seed=3, logprobs=5)
     prompts = ["hello world " * 9, "the", "a"]
     expected = random_llm.generate(prompts, params)
-    for settings in (
+    variants: tuple[dict[str, Any], ...] = (
         {"threads": 2},
         {"max_num_batched_tokens": 8},
         {"max_num_seqs": 1, "max_model_len": 300},
         {"kv_cache_bytes": 256 * 192},  # little more than one sequence: they preempt each other
-    ):
+    )
+    for settings in variants:
         with LLM(random_path, **settings) as llm:
             assert llm.generate(prompts, params) == expected, settings
 

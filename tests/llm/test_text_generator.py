@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,8 +32,10 @@ def request(name: str = "r", **fields: Any) -> Request:
         **{"temperature": 0.8, "seed": 5, "max_tokens": 30, "ignore_eos": True}
         | fields.pop("sampling", {})
     )
-    prompt = {} if "messages" in fields else {"prompt": "hello world"}
-    return Request(**{"request_id": name, "model": "tiny", "sampling": sampling} | prompt | fields)
+    base = Request(name, "tiny", sampling=sampling)
+    if "messages" not in fields:
+        fields = {"prompt": "hello world", **fields}
+    return replace(base, **fields)
 
 
 async def collect(generator: TextGenerator, asked: Request) -> list[Delta]:

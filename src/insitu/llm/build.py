@@ -24,6 +24,8 @@ from insitu.weights.source import open_source
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from insitu.codec.chat import ChatTemplate
+    from insitu.codec.tokenizer import Tokenizer
     from insitu.weights.source import TensorSource
 
 MAX_NUM_WAITING = 256
@@ -71,12 +73,12 @@ def build(  # noqa: PLR0913
     # The digest and the vocabulary are made while weights are packed.
     with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
         digest = workers.submit(source.digest)
-        codec = workers.submit(lambda: (load_tokenizer(source), load_chat_template(source)))
+        codec = workers.submit(_load_codec, source)
         model = load_model(source)
         made = make_plan(model, wanted)
         tokenizer, template = codec.result()
         loop = start_engine(model, made, max_num_waiting=max_num_waiting)
-        card = _card(source, model, made, (name, *aliases), digest.result(), template is not None)
+        card = _card(source, model, made, (name, *aliases), digest.result(), template.is_present)
     source.close()
     preparer = Preparer(
         names=frozenset((name, *aliases, "default")),
@@ -86,6 +88,11 @@ def build(  # noqa: PLR0913
         max_model_len=made.max_model_len,
     )
     return TextGenerator(loop, preparer, lambda: card, made)
+
+
+def _load_codec(source: TensorSource) -> tuple[Tokenizer, ChatTemplate]:
+    tokenizer = load_tokenizer(source)
+    return tokenizer, load_chat_template(source, tokenizer)
 
 
 def _card(

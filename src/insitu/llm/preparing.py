@@ -27,7 +27,7 @@ class Preparer:
 
     names: frozenset[str]
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplate
     vocab_size: int
     max_model_len: int
 
@@ -66,12 +66,6 @@ class Preparer:
         return self.tokenizer.detokenize(ids, show_control=True)
 
     def _chat(self, request: Request) -> Tokenized:
-        if self.template is None:
-            raise Refusal(
-                "This model has no chat template; use a text completion.",
-                param="messages",
-                code="no_chat_template",
-            )
         assert request.messages is not None
         typed = self.template.render(
             request.messages,

@@ -198,7 +198,7 @@ class Cursor:
         try:
             for index in range(count):  # noqa: B007
                 at += 8 + unpack(data, at)[0]
-        except struct.error:  # at is beyond the file, by a length before or by its own
+        except (struct.error, OverflowError):  # a length led beyond the file, or beyond 2^63
             at = end + 1
         if at > end:
             self.fail(f"{field}[{_first_beyond(data, self.at, index)}]", "ends beyond the file")

@@ -71,7 +71,10 @@ class SafetensorsFile:
 
     def file(self, name: str) -> bytes | None:
         """Another file of the folder, None where there is none."""
-        if self._folder is None or not os.path.lexists(self._folder / name):
+        if self._folder is None:
+            return None
+        _require_plain(self._folder, name)
+        if not os.path.lexists(self._folder / name):
             return None
         limit = MAX_CONFIG_BYTES if name == CONFIG else MAX_MEMBER_BYTES
         return read_bounded(member(self._folder, name), limit)
@@ -87,8 +90,7 @@ class SafetensorsFile:
 
 def member(folder: Path, name: str) -> Path:
     """The real path of a folder's file; refused if it leaves the folder (one allowance above)."""
-    if name in {"", ".", ".."} or "/" in name or "\\" in name or "\0" in name:
-        raise ModelFileError(folder, "file name", f"{shown(name)} is not a plain file name")
+    _require_plain(folder, name)
     try:
         real = Path(os.path.realpath(folder / name, strict=True))
         home = Path(os.path.realpath(folder, strict=True))
@@ -100,6 +102,11 @@ def member(folder: Path, name: str) -> Path:
     if not real.is_relative_to(home) and not is_blob:
         raise ModelFileError(folder / name, "file", "is a link that leaves the model folder")
     return real
+
+
+def _require_plain(folder: Path, name: str) -> None:
+    if name in {"", ".", ".."} or "/" in name or "\\" in name or "\0" in name:
+        raise ModelFileError(folder, "file name", f"{shown(name)} is not a plain file name")
 
 
 def _folder_and_weights(path: Path) -> tuple[Path | None, Path]:

@@ -1,0 +1,258 @@
+"""safetensors: what is read agrees with the format's own package; every fault is named, quickly."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from tiny_model import write_gguf, write_safetensors
+
+from insitu.kernels.blocks import BlockType
+from insitu.weights.errors import ModelFileError, UnsupportedModelError
+from insitu.weights.safetensors import SafetensorsFile
+from insitu.weights.source import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def file_of(header: bytes | dict[str, Any], data: bytes = b"", length: int | None = None) -> bytes:
+    """A file with this header; ``length`` is what it says of the header's size."""
+    text = json.dumps(header).encode() if isinstance(header, dict) else header
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(shape: Any, offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
+    """One tensor's header."""
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def refused(tmp_path: Path, raw: bytes, match: str) -> ModelFileError:
+    """Refuse these bytes quickly, within 16 MB, with an error that says ``match``."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(raw)
+    tracemalloc.start()
+    start = time.perf_counter()
+    with pytest.raises(ModelFileError, match=match) as caught:
+        SafetensorsFile(path)
+    elapsed_s = time.perf_counter() - start
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert elapsed_s < 0.5
+    assert peak_bytes < 16 << 20
+    return caught.value
+
+
+def opened(tmp_path: Path, raw: bytes) -> SafetensorsFile:
+    """Open these bytes as a lone file."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(raw)
+    return SafetensorsFile(path)
+
+
+def test_agrees_with_the_safetensors_package(tmp_path: Path) -> None:
+    arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(5, np.float16)}
+    path = tmp_path / "m.safetensors"
+    safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+    source = open_source(path)
+    assert source.format == "safetensors"
+    for name, array in arrays.items():
+        info = source.tensors[name]
+        assert info.shape == array.shape
+        assert source.read(name) == array.tobytes()
+        assert source.read(name).readonly
+    assert source.file("config.json") is None
+
+
+@pytest.mark.parametrize("dtype", [BlockType.F32, BlockType.F16, BlockType.BF16])
+def test_the_twin_holds_the_gguf_s_weights(tmp_path: Path, dtype: BlockType) -> None:
+    write_gguf(tmp_path / "m.gguf", architecture="qwen2", block_types=dtype)
+    write_safetensors(tmp_path / "twin", architecture="qwen2", dtype=dtype)
+    ours, twin = open_source(tmp_path / "m.gguf"), open_source(tmp_path / "twin")
+    assert twin.metadata.integer("hidden_size") == 64
+    assert not twin.metadata.has("rope_scaling")  # null counts as absent
+    assert twin.read("model.layers.1.mlp.up_proj.weight") == ours.read("blk.1.ffn_up.weight")
+    assert twin.read("model.embed_tokens.weight") == ours.read("token_embd.weight")
+    assert json.loads(twin.file("tokenizer.json") or b"")["model"]["type"] == "BPE"
+    assert twin.file("absent.json") is None
+    with safetensors.safe_open(tmp_path / "twin" / "model.safetensors", "np") as theirs:
+        assert set(theirs.keys()) == set(twin.tensors)
+
+
+A16 = bytes(16)
+COVER = {
+    "alias": ({"a": entry([4], [0, 16]), "b": entry([4], [0, 16])}, A16, "overlaps"),
+    "hole": ({"a": entry([1], [0, 4]), "b": entry([2], [8, 16])}, A16, "leaves a hole"),
+    "uncovered": ({"a": entry([3], [0, 12])}, A16, "tensors end at"),
+    "begin > end": ({"a": entry([4], [16, 0])}, A16, "begin and an end"),
+    "past the end": ({"a": entry([8], [0, 32])}, A16, "tensors end at"),
+}
+
+
+@pytest.mark.parametrize("name", COVER)
+def test_tensors_cover_the_data_once(tmp_path: Path, name: str) -> None:
+    header, data, match = COVER[name]
+    refused(tmp_path, file_of(header, data), match)
+
+
+def test_order_of_entries_and_empty_tensors_are_free(tmp_path: Path) -> None:
+    header = {"b": entry([2], [8, 16]), "a": entry([2], [0, 8]), "none": entry([0], [0, 0])}
+    source = opened(tmp_path, file_of(header, bytes(range(16))))
+    assert source.read("a") == bytes(range(8))
+    assert source.read("none") == b""
+    padded = json.dumps({"a": entry([4], [0, 16])}).encode() + b" " * 100
+    assert opened(tmp_path, file_of(padded, A16)).tensors["a"].offset == 8 + len(padded)
+
+
+HEADERS = {
+    "shape over offsets": (file_of({"a": entry([3000, 3000], [0, 16])}, A16), "take 36000000"),
+    "wraps to 16": (file_of({"a": entry([4611686018427387905, 4], [0, 16])}, A16), "span 16 bytes"),
+    "wraps to 0": (file_of({"a": entry([4611686018427387904, 4], [0, 0])}), "span 0 bytes"),
+    "length 2^63": (file_of(b"{}", b"", 2**63), "header length"),
+    "length 10^9": (file_of(b"{}", b"", 10**9), "header length"),
+    "length of file + 1": (file_of(b"{}", b"", 11), "header length"),
+    "length 0": (file_of(b"", A16), "not a JSON object"),
+    "too short": (b"\x02\0\0", "header length"),
+    "a list": (file_of(b"[]"), "not a JSON object"),
+    "a number": (file_of(b'{"a":1}'), "must have dtype, shape and data_offsets"),
+    "dtype F99": (file_of({"a": entry([4], [0, 16], "F99")}, A16), "'F99' is not a dtype"),
+    "dtype a list": (file_of({"a": entry([4], [0, 16], ["F32"])}, A16), "is not a dtype"),
+    "three offsets": (file_of({"a": entry([4], [0, 8, 16])}, A16), "data_offsets of tensor a"),
+    "offset 1.5": (file_of({"a": entry([4], [0, 1.5])}, A16), "data_offsets of tensor a"),
+    "offset a string": (file_of({"a": entry([4], ["0", 16])}, A16), "data_offsets of tensor a"),
+    "offset true": (file_of({"a": entry([0], [False, 0])}), "data_offsets of tensor a"),
+    "negative": (file_of({"a": entry([-4], [0, 16])}, A16), "shape of tensor a"),
+    "nine dimensions": (file_of({"a": entry([1] * 9, [0, 4])}, A16), "shape of tensor a"),
+    "huge number": (file_of(b'{"a":' + b"9" * 5000 + b"}"), "is not JSON"),
+    "twice": (
+        file_of(b'{"a":%b,"a":%b}' % ((json.dumps(entry([4], [0, 16])).encode(),) * 2), A16),
+        "'a' is there twice",
+    ),
+    "not UTF-8": (file_of(b'{"\xff":1}'), "not valid UTF-8"),
+    "NaN": (file_of(b'{"a":NaN}'), "NaN is not a number"),
+    "cut": (file_of(b'{"a":'), "is not JSON"),
+    "deep": (file_of(b'{"a":' + b"[" * 60_000), "is"),
+    "surrogate": (file_of({"\ud83d": entry([4], [0, 16])}, A16), "is not a name"),
+    "metadata": (file_of({"__metadata__": {"a": 1}}), "__metadata__ is not"),
+    "more keys": (file_of({"a": {**entry([4], [0, 16]), "x": 1}}, A16), "nothing else"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_the_header_is_distrusted(tmp_path: Path, name: str) -> None:
+    raw, match = HEADERS[name]
+    refused(tmp_path, raw, match)
+
+
+@pytest.mark.parametrize("num_entries", [40_000, 1_000_000])
+def test_a_million_tiny_entries(tmp_path: Path, num_entries: int) -> None:
+    tiny = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header = "{" + ",".join(tiny % index for index in range(num_entries)) + "}"
+    refused(tmp_path, file_of(header.encode()), "header")
+
+
+def test_dtypes_without_a_kernel_are_refused_by_name(tmp_path: Path) -> None:
+    raw = file_of({"ids": entry([2], [0, 16], "I64")}, A16)
+    fault = refused(tmp_path, raw, "dtype of tensor ids: I64 is not supported yet")
+    assert isinstance(fault, UnsupportedModelError)
+
+
+def test_a_sharded_folder_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError, match="sharded"):
+        open_source(tmp_path)
+
+
+def _fifo(path: Path, _: Path) -> None:
+    os.mkfifo(path)
+
+
+def _loop(path: Path, _: Path) -> None:
+    path.symlink_to(path)
+
+
+def _outside(path: Path, outside: Path) -> None:
+    path.symlink_to(outside)
+
+
+def _device(path: Path, _: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _climbing(path: Path, outside: Path) -> None:
+    path.symlink_to(f"../{outside.name}")
+
+
+def _folder(path: Path, _: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("make", [_fifo, _loop, _outside, _device, _climbing, _folder])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_members_are_regular_files_inside_the_folder(
+    tmp_path: Path, make: Callable[[Path, Path], None], name: str
+) -> None:
+    folder, outside = tmp_path / "model", tmp_path / "secret"
+    write_safetensors(folder)
+    outside.write_bytes((folder / name).read_bytes())
+    (folder / name).unlink()
+    make(folder / name, outside)
+    with pytest.raises(ModelFileError, match=name):
+        open_source(folder).file("tokenizer.json")
+
+
+def test_a_hub_cache_s_links_are_allowed_and_no_others(tmp_path: Path) -> None:
+    snapshot, blobs = (
+        tmp_path / "models--x" / "snapshots" / "main",
+        tmp_path / "models--x" / "blobs",
+    )
+    write_safetensors(snapshot)
+    blobs.mkdir()
+    for path in list(snapshot.iterdir()):
+        path.rename(blobs / path.name)
+        path.symlink_to(f"../../blobs/{path.name}")
+    source = open_source(snapshot)
+    assert source.file("tokenizer.json")
+    source.close()
+    other = tmp_path / "models--y" / "blobs"
+    other.mkdir(parents=True)
+    (blobs / "config.json").rename(other / "config.json")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(other / "config.json")
+    with pytest.raises(ModelFileError, match="leaves the model folder"):
+        open_source(snapshot)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "sub/../../x", "a\0b", "..", ""])
+def test_only_plain_names_are_files_of_a_folder(tmp_path: Path, name: str) -> None:
+    write_safetensors(tmp_path / "model")
+    (tmp_path / "secret").write_text("x")
+    source = open_source(tmp_path / "model")
+    with pytest.raises(ModelFileError, match="not a plain file name"):
+        source.file(name)
+
+
+@pytest.mark.parametrize(
+    "config", [b"[]", b"{", b'{"a":1,"a":2}', b'{"a":Infinity}', b"\xff", b" " * (2 << 20), b"{}\0"]
+)
+def test_config_json_is_read_strictly(tmp_path: Path, config: bytes) -> None:
+    write_safetensors(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_bytes(config)
+    with pytest.raises(ModelFileError, match=r"config\.json"):
+        open_source(tmp_path / "model")
+
+
+def test_a_file_beside_its_config_is_opened_with_it(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model")
+    source = open_source(tmp_path / "model" / "model.safetensors")
+    assert source.metadata.integer("hidden_size") == 64
+    assert source.file("tokenizer.json")

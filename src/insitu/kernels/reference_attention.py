@@ -48,8 +48,8 @@ class Cache:
         positions = np.arange(num_tokens)
         slots = block_ids[positions // self.block_size] * self.block_size
         slots = slots + positions % self.block_size
-        stored: Float32 = self._rows[layer][:, slots].astype(np.float32)
-        return stored[0], stored[1]
+        keys, values = self._rows[layer][:, slots]
+        return np.asarray(keys, np.float32), np.asarray(values, np.float32)
 
 
 def attend_plainly(q: Float32, k: Float32, v: Float32, positions: npt.NDArray[np.int32]) -> Float32:
@@ -59,7 +59,7 @@ def attend_plainly(q: Float32, k: Float32, v: Float32, positions: npt.NDArray[np
     scores = np.where(is_masked[:, None, :], -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
-    return np.einsum("rht,thd->rhd", weights, v).astype(np.float32)
+    return np.asarray(np.einsum("rht,thd->rhd", weights, v), np.float32)
 
 
 def attend_in_chunks(

@@ -82,7 +82,8 @@ def quantize(x: Float32, group: int) -> QuantizedRows:
     bits = (rows.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=2)  # NaN > Inf > finite
     largest = bits.view(np.float32)
     scale = largest / np.float32(127)
-    inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
+    with np.errstate(all="ignore"):
+        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
     usable = np.isfinite(scale) & np.isfinite(inverse)
     scaled = np.rint(rows * np.where(usable, inverse, np.float32(0))[:, :, None])
     q = np.where(usable[:, :, None], scaled, 0).astype(np.int8)

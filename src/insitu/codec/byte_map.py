@@ -36,7 +36,7 @@ def mapped_bytes(token: str) -> bytes:
 
 
 def missing_bytes(vocabulary: dict[str, int]) -> frozenset[int]:
-    """Bytes of UTF-8 text that have no token of their own, so that text holding them can be lost."""
+    """Bytes of UTF-8 text without a token of their own: text that holds them could be lost."""
     return frozenset(
         byte
         for byte, character in byte_characters().items()

@@ -7,7 +7,7 @@ Always true: a fault names the key it lies in.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from insitu.codec.byte_map import missing_bytes
 from insitu.codec.pretokenizers import FAMILIES, Family, pre_tokenizer_of
@@ -55,7 +55,9 @@ def read_vocabulary(path: Path, metadata: Metadata) -> Vocabulary:
         missing_bytes=missing_bytes(normal),
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
-        special_texts={name: pieces[named[key]] for name, key in _TEXT_KEYS.items() if key in named},
+        special_texts={
+            name: pieces[named[key]] for name, key in _TEXT_KEYS.items() if key in named
+        },
     )
 
 
@@ -106,9 +108,7 @@ def _check_scores(metadata: Metadata, num_tokens: int) -> None:
     # Merging by rank needs no scores; but a file that has wrong ones is a broken file.
     scores = metadata.numbers(_KEY + "scores", None)
     if scores is not None and len(scores) != num_tokens:
-        raise metadata.fault(
-            _KEY + "scores", f"has {len(scores)} entries for {num_tokens} tokens"
-        )
+        raise metadata.fault(_KEY + "scores", f"has {len(scores)} entries for {num_tokens} tokens")
 
 
 def _spellings(metadata: Metadata, pieces: list[str], ids: list[int]) -> dict[str, int]:
@@ -147,9 +147,9 @@ def _encoder(
 
     key = _KEY + "merges"
     lines: list[str] = metadata.strings(key)
-    merges = [(left, right) for left, _, right in map(_parts, lines)]
-    if not all(map(all, merges)) or any(" " in right for _, right in merges):
-        index = next(i for i, (l, r) in enumerate(merges) if not (l and r) or " " in r)
+    merges: list[Any] = [tuple(line.split(" ")) for line in lines]
+    if not set(map(len, merges)) <= {2}:
+        index = next(i for i, parts in enumerate(merges) if len(parts) != 2)
         message = f"is {shown(lines[index])}, not two parts with a space between"
         raise metadata.fault(f"{key}[{index}]", message)
     try:
@@ -159,7 +159,3 @@ def _encoder(
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer_of(family)
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-def _parts(line: str) -> tuple[str, str, str]:
-    return line.partition(" ")

@@ -157,7 +157,7 @@ class Tokenizer:
 
 
 def _joined(pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Neighbours of one origin become one piece; empty ones vanish, so no origin is split by them."""
+    """Neighbours of one origin become one piece; empty pieces vanish and split nothing."""
     joined: list[tuple[list[str], bool]] = []
     for text, from_template in pieces:
         if not text:

@@ -158,7 +158,9 @@ class _Reader:
     def _steps(self, part: Any, where: str, inner: str) -> list[dict[str, Any]]:
         if part is None:
             return []
-        steps = part.get(inner) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
+        steps = (
+            part.get(inner) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
+        )
         if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
             raise self._fault(where, "is not an object")
         return steps

@@ -48,12 +48,13 @@ class Vocabulary:
     special_texts: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class MergeFault(Exception):
     """Merge ``index`` cannot be: ``reason``."""
 
-    index: int
-    reason: str
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"merge {index}: {reason}")
+        self.index = index
+        self.reason = reason
 
 
 def build_bpe(
@@ -83,7 +84,7 @@ def build_bpe(
                 kept.append((left, right))
             elif not all(part in added for part in unknown):
                 culprit = next(part for part in unknown if part not in added)
-                raise MergeFault(index, f"{ascii(culprit[:80])} is not a token") from None
+                raise MergeFault(index, f"{culprit[:80]!a} is not a token") from None
         if len(kept) == len(merges):
             raise
         return build(kept)

@@ -174,24 +174,26 @@ int Sampler::choose(int r, int worker) {
   return best_of(row, kept);
 }
 
-// Keeps the smallest prefix, most likely first, that holds top_p of the mass; without top_k the
-// prefix is gathered in growing pieces, since it is nearly always short.
+// Keeps the smallest prefix, most likely first, that holds top_p of the mass. Without top_k the
+// prefix is gathered in pieces, three natural logarithms of probability at a time: it is nearly
+// always short, and sorting the whole vocabulary is not. Beyond 30 a token's mass is zero.
 int Sampler::cut_top_p(int r, int worker, Candidates& kept) {
   const Row& row = rows_[r];
+  const Tempering& t = row.tempering;
   uint64_t total = 0;
   if (row.top_k > 0) {
-    for (int i = 0; i < kept.num; i++) total += table_.token_mass(row.logits[kept.ids[i]], row.tempering);
+    for (int i = 0; i < kept.num; i++) total += table_.token_mass(row.logits[kept.ids[i]], t);
   } else {
     for (int c = 0; c < num_chunks_; c++) total += chunk_masses_[static_cast<ptrdiff_t>(r) * num_chunks_ + c];
   }
   const double wanted = row.top_p * static_cast<double>(total);
-  for (int64_t size = 64;; size *= 16) {
-    const bool is_all = row.top_k > 0 || size >= vocab_size_;
+  for (double depth = 3;; depth += 3) {
+    const bool is_all = row.top_k > 0 || depth > 30;
     if (row.top_k == 0)
-      kept = gather(r, is_all ? kImpossible : kth_bound(r, static_cast<int>(size), worker), worker);
+      kept = gather(r, is_all ? kImpossible : static_cast<float>(t.maximum - depth * t.temperature), worker);
     uint64_t prefix = 0;
     for (int i = 0; i < kept.num; i++) {
-      prefix += table_.token_mass(row.logits[kept.ids[i]], row.tempering);
+      prefix += table_.token_mass(row.logits[kept.ids[i]], t);
       if (static_cast<double>(prefix) >= wanted) return kept.num = i + 1;
     }
     if (is_all) return kept.num;

@@ -48,7 +48,8 @@ def _bits(x: Float32) -> bytes:
 
 @pytest.fixture(scope="module", params=range(len(SHAPES)))
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return SHAPES[request.param]
+    chosen: int = request.param
+    return SHAPES[chosen]
 
 
 @pytest.fixture

@@ -1,66 +1,18 @@
-"""Sampling against its definition in float64, on every instruction set and several thread counts."""
+"""Sampling against its definition in float64, on every instruction set and thread counts."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import numpy.typing as npt
 import pytest
 from kernels.tiny_decoder import Float32, sampling
 
 from insitu.kernels.native import StepResult, available_isas, sample
-
-Float64 = npt.NDArray[np.float64]
-
-
-def _philox(
-    ids: npt.NDArray[np.int64], seed: int, position: int, choice: int
-) -> npt.NDArray[np.uint64]:
-    """Philox4x32-10 words of token ids."""
-    mask = np.uint64(0xFFFFFFFF)
-    counter = [
-        (ids // 4).astype(np.uint64),
-        np.full(len(ids), position, np.uint64),
-        np.full(len(ids), choice, np.uint64),
-        np.zeros(len(ids), np.uint64),
-    ]
-    key = [seed & 0xFFFFFFFF, seed >> 32]
-    for _ in range(10):
-        a, b = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
-        counter = [
-            (b >> np.uint64(32)) ^ counter[1] ^ np.uint64(key[0]),
-            b & mask,
-            (a >> np.uint64(32)) ^ counter[3] ^ np.uint64(key[1]),
-            a & mask,
-        ]
-        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return np.choose(ids % 4, counter)
-
-
-def _kept(
-    row: Float32, temperature: float, top_k: int, top_p: float, min_p: float
-) -> npt.NDArray[np.int64]:
-    """Ids that truncation leaves, most likely first."""
-    z = (row.astype(np.float64) - row.max()) / temperature
-    p = np.exp(z)
-    order = np.lexsort((np.arange(len(row)), -row.astype(np.float64)))
-    order = order[(p[order] >= min_p) & (row[order] > -np.inf)]
-    if top_k:
-        order = order[:top_k]
-    if top_p < 1:
-        mass = np.cumsum(np.rint(p[order] * 2.0**40).astype(np.uint64)).astype(np.float64)
-        order = order[: int(np.searchsorted(mass, top_p * mass[-1])) + 1]
-    return order
-
-
-def _expected(row: Float32, index: int, s: dict[str, float]) -> int:
-    ids = _kept(row, s["temperature"], int(s["top_k"]), s["top_p"], s["min_p"])
-    u = (_philox(ids, SEED, index, 3).astype(np.float64) + 0.5) / 2**32
-    scores = (row[ids].astype(np.float64) - row.max()) / s["temperature"] - np.log(-np.log(u))
-    return int(ids[scores == scores.max()].min())
-
+from insitu.kernels.reference_sampling import Draw, choose
 
 SEED = 0x1234_5678_9ABC_DEF0
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     {"temperature": 0.3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     {"temperature": 2.5, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
@@ -89,10 +41,11 @@ def _bits(result: StepResult) -> bytes:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("vocab", [77, 9001])
-def test_the_same_token_as_the_definition(settings: dict[str, float], vocab: int) -> None:
+def test_the_same_token_as_the_definition(settings: dict[str, Any], vocab: int) -> None:
     logits = _logits(24, vocab)
     rows = len(logits)
-    wanted = [_expected(row, index, settings) for index, row in enumerate(logits)]
+    draws = [Draw(**settings, seed=SEED, choice=3, position=index) for index in range(rows)]
+    wanted = [choose(row, draw) for row, draw in zip(logits, draws, strict=True)]
     arrays = sampling(
         rows, **settings, seed=SEED, choice=3, position=np.arange(rows), num_logprobs=4
     )

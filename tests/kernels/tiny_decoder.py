@@ -5,8 +5,8 @@ Not here: any check. Always true: the same seed gives the same weights; block id
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from insitu.kernels.native import Limits, Native, SamplingArrays
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import fuse_residual, quantize_activations
 from insitu.kernels.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -163,7 +166,7 @@ class ArrayBatch:
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens [start, stop) of a sequence that owns ``blocks``; logits of rows ``wanted`` of them."""
+    """Tokens [start, stop) of a sequence that owns ``blocks``; logits of its rows ``wanted``."""
 
     tokens: Int32
     start: int
@@ -174,7 +177,8 @@ class Work:
 
 def batch_of(works: Sequence[Work], block_size: int) -> ArrayBatch:
     """The batch in which these works run together, in order."""
-    ids, positions, slots, logit_rows, starts = [], [], [], [], [0]
+    ids, positions, slots, starts = [], [], [], [0]
+    logit_rows: list[int] = []
     width = max(len(w.blocks) for w in works)
     table = np.zeros((len(works), width), np.int32)
     for index, w in enumerate(works):

@@ -10,25 +10,31 @@ any number of threads; memory is what ``native_sizes`` said before anything was 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from insitu.kernels import _native
 from insitu.kernels.blocks import BlockType
-from insitu.kernels.kv_layout import KVLayout
 from insitu.kernels.memory import MemoryPlan, plan_memory
 from insitu.kernels.pack import PackedLinear
 from insitu.kernels.program import BatchArrays, DType, Op, Program, Rows, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from insitu.kernels.kv_layout import KVLayout
 
 ISAS = ("generic", "avx2", "avx512")
 _BLOCK_TYPES = tuple(BlockType)  # in the order of csrc/kernels.h
 _OUTPUTS = 32  # outputs of an n-block
 _ATTRIBUTES = frozenset(
-    "groups has_residual eps scale theta factor group dim layer num_heads num_kv_heads head_dim".split()
+    (
+        *("groups", "has_residual", "eps", "scale", "theta", "factor", "group", "dim", "layer"),
+        *("num_heads", "num_kv_heads", "head_dim"),
+    )
 )
 
 Float32 = npt.NDArray[np.float32]
@@ -221,7 +227,7 @@ def _linear(linear: PackedLinear) -> tuple[list[tuple[Any, ...]], Float32 | None
 class Native:
     """A Program with its weights packed and its KV pool reserved, ready to step."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         program: Program,
         *,

@@ -75,6 +75,7 @@ REFUSED_CHAT: list[tuple[str, Any]] = [
     ("prediction", {"type": "content", "content": "x"}),
     ("web_search_options", {}),
     ("store", True),
+    ("store", 0),
     ("service_tier", "flex"),
     ("verbosity", "low"),
     ("prompt_cache_retention", "24h"),
@@ -139,7 +140,14 @@ def test_null_means_absent() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("best_of", 2), ("echo", True), ("suffix", "x"), ("n", 2), ("logit_bias", {"1": 2})],
+    [
+        ("best_of", 2),
+        ("echo", True),
+        ("echo", 0),
+        ("suffix", "x"),
+        ("n", 2),
+        ("logit_bias", {"1": 2}),
+    ],
 )
 def test_completions_refuse_by_name(field: str, value: Any) -> None:
     response = post(TEXT, text_body(**{field: value}))

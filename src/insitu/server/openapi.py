@@ -180,7 +180,7 @@ def _content(operation: Operation) -> dict[str, Any]:
     content = {operation.media_type: {"schema": schema}}
     if operation.chunk is not None:
         events = f"Server-sent events, each a {operation.chunk.__name__} or an ErrorAnswer."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+        content["text/event-stream"] = {"schema": {"description": events}}
     return content
 
 

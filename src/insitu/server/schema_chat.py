@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from insitu.server.body import MAX_DEPTH
 from insitu.server.schema import MAX_ID, Neutral, Wire
-from insitu.server.schema_sampling import Nothing, SamplingFields
+from insitu.server.schema_sampling import Nothing, OnlyFalse, SamplingFields, requires
 from insitu.types import Message, Refusal, Request, SamplingParams, ToolCall
 
 # Names that would let a request replace what the server itself gives to a template.
@@ -181,6 +181,15 @@ class TextFormat(Wire):
 class ChatCompletionRequest(SamplingFields, ChatFields):
     """A chat to be continued by one answer."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                requires("stream_options", "object", "stream"),
+                requires("top_logprobs", "integer", "logprobs"),
+            ]
+        }
+    )
+
     max_tokens: Annotated[int, Field(ge=1, le=MAX_ID)] | None = Field(
         None, description="To the end of the context when absent."
     )
@@ -193,7 +202,7 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
     )
 
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    store: Annotated[Literal[False] | None, Neutral("false")] = None
+    store: Annotated[OnlyFalse | None, Neutral("false")] = None
     service_tier: Annotated[Literal["auto", "default"] | None, Neutral('"auto" or "default"')] = (
         None
     )

@@ -6,13 +6,13 @@ Always true: a list of ids is checked element by element for being ids, so neith
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from insitu.server.schema import MAX_ID, Neutral
-from insitu.server.schema_sampling import Nothing, One, SamplingFields
+from insitu.server.schema_sampling import Nothing, One, OnlyFalse, SamplingFields
 from insitu.types import Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -67,7 +67,7 @@ class CompletionRequest(SamplingFields):
         None, description="Whether the text may spell control tokens; false when absent."
     )
     best_of: Annotated[One | None, Neutral("1")] = None
-    echo: Annotated[Literal[False] | None, Neutral("false")] = None
+    echo: Annotated[OnlyFalse | None, Neutral("false")] = None
     suffix: Nothing = None
 
     def to_request(self, request_id: str) -> Request:

@@ -5,9 +5,10 @@ Always true: what is accepted here is honoured, or asks nothing of us.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from insitu.server.schema import MAX_ID, Neutral, Wire
 from insitu.types import Refusal, SamplingParams
@@ -20,15 +21,39 @@ Empty = Annotated[dict[str, Any], Field(max_length=0)]
 Nothing = Annotated[None, Neutral("null")]
 
 
+def _refuse_true(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("only_false", "must be false")
+    return value
+
+
+# Not Literal[False]: 0 equals False, and would pass for it.
+OnlyFalse = Annotated[
+    bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})
+]
+
+
+def requires(field: str, kind: str, needed: str) -> dict[str, Any]:
+    """JSON schema for: where a field is given, another must be true."""
+    return {
+        "if": {"properties": {field: {"type": kind}}, "required": [field]},
+        "then": {"properties": {needed: {"const": True}}, "required": [needed]},
+    }
+
+
 class StreamOptions(Wire):
     """What a stream carries beside its deltas."""
 
     include_usage: bool | None = Field(None, description="A last chunk that holds the usage.")
-    include_obfuscation: Literal[False] | None = Field(None, description="Only false.")
+    include_obfuscation: OnlyFalse | None = Field(None, description="Only false.")
 
 
 class SamplingFields(Wire):
     """How tokens are chosen, and when to stop."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"allOf": [requires("stream_options", "object", "stream")]}
+    )
 
     model: str = Field(description="A served name, or `default`.", examples=["default"])
     temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="0 is greedy.")

@@ -40,8 +40,9 @@ def generate_command(settings: Settings, model: str, text: str, **options: Any) 
     if options["system"] is not None and not options["is_chat"]:
         raise click.UsageError("--system needs --chat.")
     sampling = sampling_of(options)
-    request = _request(model, _text(text), sampling, options)
+    text = _text(text)
     generator = open_generator(locate(model, settings), settings)
+    request = _request(generator.describe().name, text, sampling, options)
     try:
         with asyncio.Runner() as runner:
             show = _ignore if options["is_json"] else _write
@@ -60,16 +61,16 @@ def _text(text: str) -> str:
         raise click.ClickException(f"standard input is not UTF-8 text: {error}.") from error
 
 
-def _request(model: str, text: str, sampling: SamplingParams, options: dict[str, Any]) -> Request:
+def _request(text: str, sampling: SamplingParams, options: dict[str, Any]) -> Request:
     from insitu.cli.turn import new_request_id
     from insitu.types import Message, Request
 
     if not options["is_chat"]:
-        return Request(new_request_id(), model, prompt=text, sampling=sampling)
+        return Request(new_request_id(), "default", prompt=text, sampling=sampling)
     system = options["system"]
     before = () if system is None else (Message("system", system),)
     messages = (*before, Message("user", text))
-    return Request(new_request_id(), model, messages=messages, sampling=sampling)
+    return Request(new_request_id(), "default", messages=messages, sampling=sampling)
 
 
 def _write(text: str) -> None:

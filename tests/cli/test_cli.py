@@ -1,0 +1,153 @@
+"""The command line as a person meets it: help, errors in one line, models kept and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "INSITU_CONFIG"}
+
+
+def insitu(*arguments: str | Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "insitu", *map(str, arguments)],
+        input=stdin,
+        env=ENVIRONMENT | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_help_lists_the_verbs_and_is_quick() -> None:
+    took_s = []
+    for _ in range(3):
+        start_s = time.perf_counter()
+        done = insitu("--help")
+        took_s.append(time.perf_counter() - start_s)
+        assert done.returncode == 0
+    for verb in ("chat", "generate", "serve", "pull", "list", "rm", "plan"):
+        assert f"\n  {verb} " in done.stdout
+    assert min(took_s) < 1.0  # 0.1 s on an idle machine; this one may be busy
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom insitu.cli.table import insitu\n"
+        "try: insitu.main(['serve', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'numpy', 'rich', 'httpx', 'pydantic', 'starlette', 'uvicorn', 'tokenizers'}\n"
+        "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "No such command 'nothing'"),
+        (["serve", "--port", "x"], "--port: a whole number is wanted, not 'x'"),
+        (["serve", "--kv-cache-bytes", "much"], "--kv-cache-bytes: a size in bytes"),
+        (["serve", "--prot", "1"], "No such option"),
+        (["serve", "--config", "/nowhere.toml"], "settings file /nowhere.toml: No such file"),
+        (["serve", "--host", "::"], "give --api-key-file FILE, or --insecure"),
+        (["serve", "--host", "192.0.2.1"], "give --api-key-file FILE, or --insecure"),
+        (["serve", "--api-key-file", "/nowhere"], "API key file /nowhere: No such file"),
+        (["generate", "no-such-model", "x"], "no-such-model"),
+        (["generate", "smollm2-135m", "x", "--temperature", "-1"], "temperature must be"),
+        (["generate", "smollm2-135m", "x", "--system", "y"], "--system needs --chat"),
+        (["plan", "no-such-model"], "no-such-model"),
+        (["rm", "no-such-model"], "no-such-model is not in"),
+        (["pull", "no-such-model"], "no-such-model is neither in a catalogue"),
+        (["pull", "ftp://a/b.gguf"], "models come over https"),
+        (["pull", "--catalog", "/nowhere.toml"], "/nowhere.toml"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_status_2(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    done = insitu(*arguments, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("insitu: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_model_that_is_not_here_names_the_command(tmp_path: Path) -> None:
+    done = insitu("generate", "smollm2-135m", "x", "--models-dir", tmp_path)
+    assert done.returncode == 2
+    assert "insitu pull smollm2-135m" in done.stderr
+
+
+def test_a_broken_model_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF\x03\x00\x00\x00")
+    for verb in (("generate", path, "x"), ("plan", path), ("serve", path), ("chat", path)):
+        done = insitu(*verb)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith(f"insitu: {path}")
+        assert "Traceback" not in done.stderr
+
+
+def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:
+    source = tmp_path / "tiny.gguf"
+    source.write_bytes(b"GGUF tiny")
+    models_dir = tmp_path / "models"
+    done = insitu("pull", source, "--models-dir", models_dir)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{models_dir / 'tiny' / 'tiny.gguf'}\n"
+
+    rows = json.loads(insitu("list", "--json", "--models-dir", models_dir).stdout)
+    assert {row["name"]: row["pulled"] for row in rows} == {"tiny": True, "smollm2-135m": False}
+    listed = insitu("list", "--models-dir", models_dir).stdout
+    assert "tiny" in listed
+    assert "insitu pull smollm2-135m" in listed
+
+    assert insitu("rm", "tiny", "--models-dir", models_dir).stdout == "removed tiny\n"
+    assert not (models_dir / "tiny").exists()
+    assert insitu("rm", "tiny", "--models-dir", models_dir).returncode == 2
+
+
+def test_the_models_folder_comes_from_the_settings_file_too(tmp_path: Path) -> None:
+    source = tmp_path / "tiny.gguf"
+    source.write_bytes(b"GGUF tiny")
+    config = tmp_path / "insitu.toml"
+    config.write_text(f'models_dir = "{tmp_path / "m"}"\n')
+    done = insitu("pull", source, INSITU_CONFIG=str(config))
+    assert done.stdout.strip() == str(tmp_path / "m" / "tiny" / "tiny.gguf")
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc", "."])
+def test_rm_never_leaves_the_models_folder(tmp_path: Path, name: str) -> None:
+    done = insitu("rm", name, "--models-dir", tmp_path / "models")
+    assert done.returncode == 2
+    assert "cannot name a model" in done.stderr
+
+
+def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "insitu", "list", "--models-dir", str(tmp_path)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait()

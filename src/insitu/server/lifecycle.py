@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from insitu.server.errors import ShuttingDown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from insitu.server.feed import Feed
-
 _POLL_S = 0.02
 # What clients get, after the grace time, to take their error event in.
 _FLUSH_S = 1.0
+
+
+class Stoppable(Protocol):
+    """An answer in the making that can be ended for a reason."""
+
+    def stop(self, error: Exception) -> None:
+        """End it now."""
+        ...
 
 
 class Lifecycle:
@@ -28,7 +34,7 @@ class Lifecycle:
     def __init__(self) -> None:
         self.is_draining = False
         self.num_active = 0
-        self.feeds: set[Feed] = set()
+        self.feeds: set[Stoppable] = set()
 
     @contextmanager
     def active(self) -> Iterator[None]:

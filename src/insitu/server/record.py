@@ -13,20 +13,35 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from insitu.types import Caller
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from insitu.server.metrics import Metrics
     from insitu.types import Delta
 
 SCOPE_KEY = "insitu.record"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 logger = logging.getLogger("insitu.access")
+
+
+class Meter(Protocol):
+    """Where a request's times and tokens are counted."""
+
+    def note_first_token(self, ttft_s: float, num_prompt_tokens: int) -> None:
+        """A request's first token came."""
+        ...
+
+    def note_gap(self, gap_s: float) -> None:
+        """Another delta with tokens came."""
+        ...
+
+    def note_tokens(self, num_tokens: int) -> None:
+        """Tokens were generated."""
+        ...
 
 
 class Outcome(StrEnum):
@@ -45,7 +60,7 @@ class Record:
     request_id: str
     method: str
     route: str
-    metrics: Metrics
+    metrics: Meter
     started_s: float = field(default_factory=time.perf_counter)
     caller: Caller = field(default_factory=Caller)
     generation_id: str | None = None

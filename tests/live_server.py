@@ -89,7 +89,7 @@ def _announced_url(process: subprocess.Popen[str]) -> str:
         lines.append(line)
         for word in line.split():
             if word.startswith("http://127.0.0.1:"):
-                return word.rstrip("/.,")
+                return word.rstrip("/.,").removesuffix("/v1")
     raise AssertionError("the server ended before it listened:\n" + "".join(lines))
 
 

@@ -248,11 +248,11 @@ def test_an_idle_server_ends_at_once_with_code_zero() -> None:
 
 
 def test_the_app_is_imported_quickly() -> None:
-    code = "import time; t = time.perf_counter(); import insitu.server.app, sys; "
-    code += "print(time.perf_counter() - t); print('pydantic' in sys.modules)"
+    code = "import time; t = time.process_time(); import insitu.server.app, sys; "
+    code += "print(time.process_time() - t); print('pydantic' in sys.modules)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     times = []
-    for _ in range(3):
+    for _ in range(5):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
         )

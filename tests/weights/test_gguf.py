@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 import tracemalloc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
@@ -74,7 +74,11 @@ def refused(tmp_path: Path, raw: bytes, match: str) -> ModelFileError:
 def test_agrees_with_the_gguf_package(tmp_path: Path, architecture: str, version: int) -> None:
     path = tmp_path / "m.gguf"
     mixed = {"attn_q": BlockType.Q4_K, "attn_v": BlockType.Q6_K, "ffn_up": BlockType.Q4_1}
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "architecture": architecture}
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "architecture": architecture,
+    }
     write_gguf(path, block_types=mixed, version=version, **sizes)
     source, theirs = open_source(path), gguf.GGUFReader(path)
     assert [tensor.name for tensor in theirs.tensors] == list(source.tensors)
@@ -241,7 +245,7 @@ def test_names_are_there_once(tmp_path: Path) -> None:
     refused(tmp_path, gguf_bytes([("k", 1), ("k", 1)]), "key 1 at offset .*'k' is there twice")
 
 
-BAD_VALUES = {
+BAD_VALUES: dict[str, tuple[list[tuple[str | bytes, Any]], str]] = {
     "key not UTF-8": ([(b"k\xff", 1)], "is not valid UTF-8"),
     "empty key": ([(b"", 1)], "key 0"),
     "value not UTF-8": ([("k", b"\xc3\x28")], "value of k .*is not valid UTF-8"),

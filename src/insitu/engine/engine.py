@@ -66,8 +66,8 @@ class Engine:
             sampled = self.runner.run(scheduled)
         except Exception:  # whatever it was, the sequences that were not in this step live on
             logger.exception("a step failed; its %d sequences end", len(scheduled))
-            failure = RequestFailed("The step that this request was part of failed.")
-            sampled = [failure] * len(scheduled)
+            message = "The step that this request was part of failed."
+            sampled = [RequestFailed(message) for _ in scheduled]
         outputs = self.scheduler.update(scheduled, sampled)
         self._take_stock(outputs, sum(item.num_tokens for item in scheduled), started_s)
         return outputs

@@ -32,10 +32,10 @@ TOKENS_ALONE = 512
 DEFAULT_KV_TOKENS = 16 * 2048
 # Python, its libraries, a vocabulary of 50,000 (measured with smollm2-135m: RssAnon of a server
 # less everything else in this plan), and what each further token of vocabulary takes.
-PYTHON_BYTES = 72 * 2**20
+PYTHON_BYTES = 66 * 2**20
 PYTHON_BYTES_PER_TOKEN = 600
 # Buffers of one connection: a request body being read, a stream's queue.
-CONNECTION_BYTES = 128 * 2**10
+CONNECTION_BYTES = 64 * 2**10
 CONNECTIONS_PER_SEQUENCE = 4
 
 

@@ -70,18 +70,25 @@ def build(  # noqa: PLR0913
         threads, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens
     )
     source = open_source(path)
-    # The digest and the vocabulary are made while weights are packed.
-    with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
-        digest = workers.submit(source.digest)
-        codec = workers.submit(_load_codec, source)
-        model = load_model(source)
-        made = make_plan(model, wanted)
-        tokenizer, template = codec.result()
-        loop = start_engine(model, made, max_num_waiting=max_num_waiting)
-        card = _card(source, model, made, (name, *aliases), digest.result(), template.is_present)
-    source.close()
+    try:
+        # The digest and the vocabulary are made while weights are packed.
+        with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
+            digest = workers.submit(source.digest)
+            codec = workers.submit(_load_codec, source)
+            model = load_model(source)
+            made = make_plan(model, wanted)
+            tokenizer, template = codec.result()
+            loop = start_engine(model, made, max_num_waiting=max_num_waiting)
+        try:
+            names = (name, *aliases)
+            card = _card(source, model, made, names, digest.result(), template.is_present)
+        except BaseException:
+            loop.close()
+            raise
+    finally:
+        source.close()
     preparer = Preparer(
-        names=frozenset((name, *aliases, "default")),
+        names=frozenset((*names, "default")),
         tokenizer=tokenizer,
         template=template,
         vocab_size=model.spec.vocab_size,

@@ -57,10 +57,10 @@ def refused(tmp_path: Path, raw: bytes, match: str) -> ModelFileError:
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ModelFileError, match=match) as caught:
         GGUFFile(path)
-    elapsed_s = time.perf_counter() - start
+    elapsed_s = time.process_time() - start
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert elapsed_s < 0.1
@@ -126,9 +126,9 @@ def test_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
     path.write_bytes(raw)
     fastest_s = 1.0
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         source = GGUFFile(path)
-        fastest_s = min(fastest_s, time.perf_counter() - start)
+        fastest_s = min(fastest_s, time.process_time() - start)
     assert fastest_s < 0.15
     assert source.metadata.strings("tokens") == tokens
     assert source.metadata.strings("merges") == merges

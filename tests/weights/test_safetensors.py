@@ -42,10 +42,10 @@ def refused(tmp_path: Path, raw: bytes, match: str) -> ModelFileError:
     path = tmp_path / "m.safetensors"
     path.write_bytes(raw)
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ModelFileError, match=match) as caught:
         SafetensorsFile(path)
-    elapsed_s = time.perf_counter() - start
+    elapsed_s = time.process_time() - start
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert elapsed_s < 0.5

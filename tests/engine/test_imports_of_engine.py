@@ -13,9 +13,9 @@ def test_bookkeeping_loads_no_array_library() -> None:
         "import insitu.engine.engine, insitu.engine.loop\n"
         "sys.exit(int('numpy' in sys.modules or 'insitu.kernels' in sys.modules))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_root_costs_nothing() -> None:
     code = "import sys, insitu; sys.exit(int('numpy' in sys.modules or 'asyncio' in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -61,16 +61,16 @@ def _text(text: str) -> str:
         raise click.ClickException(f"standard input is not UTF-8 text: {error}.") from error
 
 
-def _request(text: str, sampling: SamplingParams, options: dict[str, Any]) -> Request:
+def _request(model: str, text: str, sampling: SamplingParams, options: dict[str, Any]) -> Request:
     from insitu.cli.turn import new_request_id
     from insitu.types import Message, Request
 
     if not options["is_chat"]:
-        return Request(new_request_id(), "default", prompt=text, sampling=sampling)
+        return Request(new_request_id(), model, prompt=text, sampling=sampling)
     system = options["system"]
     before = () if system is None else (Message("system", system),)
     messages = (*before, Message("user", text))
-    return Request(new_request_id(), "default", messages=messages, sampling=sampling)
+    return Request(new_request_id(), model, messages=messages, sampling=sampling)
 
 
 def _write(text: str) -> None:

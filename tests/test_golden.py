@@ -56,7 +56,7 @@ def first_step_difference(row: dict[str, Any], choice: dict[str, Any]) -> float:
     logprobs = choice["logprobs"]
     ours = dict(zip(logprobs["top_token_ids"][0], logprobs["top_token_logprobs"][0], strict=True))
     differences = [abs(ours[token] - value) for token, value in row["steps"][0]["top5"]]
-    return sum(differences) / len(differences)
+    return float(sum(differences) / len(differences))
 
 
 def check_rows(server: LiveServer, name: str) -> None:

@@ -80,15 +80,15 @@ def test_a_long_prompt_does_not_hold_others_up() -> None:
     assert runner.max_tokens_seen == 8
 
 
-def test_an_earlier_long_prompt_does_not_starve_later_ones() -> None:
-    engine, _ = make_engine(tokens=4, tokens_alone=8, max_num_seqs=4)
-    engine.add(make_prompt("long", num_tokens=100, max_tokens=1))
+def test_a_short_prompt_does_not_wait_for_all_of_an_earlier_long_one() -> None:
+    engine, runner = make_engine(tokens=8, tokens_alone=32, max_num_seqs=4, num_blocks=400)
+    engine.add(make_prompt("long", num_tokens=900, max_tokens=1))
     engine.step()
-    engine.add(make_prompt("short", num_tokens=1, max_tokens=30))
-    # The long prompt takes whole steps until it has caught up: the short one waits for its turn in
-    # order, then both end.
-    outputs = run_all(engine)
-    assert len(outputs["short"]) == 30
+    engine.add(make_prompt("short", num_tokens=10, max_tokens=1))
+    for _ in range(2):
+        assert engine.step() == []
+    assert [output.request_id for output in engine.step()] == ["short"]
+    assert runner.max_tokens_seen == 32
 
 
 def test_preemption_gives_the_same_tokens_and_is_bounded() -> None:

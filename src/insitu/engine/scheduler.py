@@ -7,7 +7,8 @@ blocks run out the sequence that came last gives its blocks back and catches up 
 Not here: arrays, sampling, threads.
 
 Always true: everything running came before everything waiting; every running sequence moves in
-every step; a sequence that was let in fits into the whole pool alone, so the first one always ends.
+every step (short of its last token while logit rows are short); a sequence that was let in fits
+into the whole pool alone, so the first one always ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     from insitu.engine.block_pool import BlockPool
     from insitu.engine.stats import Stats
+
+
+# One part in so many of a step is shared evenly; the rest goes to whoever came first.
+SHARED_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +79,25 @@ class Scheduler:
         self._free(sequence)
 
     def schedule(self) -> list[Scheduled]:
-        """Share the next step out: what runs first, then what waits, each in order of arrival."""
+        """Let in whom there is room for, then share the next step out in order of arrival."""
+        while self._can_admit():
+            self.running.append(self.waiting.popleft())
         scheduled: list[Scheduled] = []
         num_left = self._num_step_tokens()
         rows_left = self.budget.max_num_logit_rows
+        # So much is kept for each sequence behind: one token that lets it go on decoding, or a
+        # part of its prompt, lest a short prompt wait for all of a long one.
+        least = max(1, num_left // (SHARED_PART * max(1, len(self.running))))
+        kept = sum(min(sequence.num_missing_tokens, least) for sequence in self.running)
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
-            # One token is kept for each sequence behind it.
-            share = num_left - (len(self.running) - index)
-            item = self._share(sequence, share, rows_left)
+            kept -= min(sequence.num_missing_tokens, least)
+            item = self._share(sequence, num_left - kept, rows_left)
             if item is None:
                 continue
             if not self._hold_blocks(sequence, item.num_tokens):
-                break
-            scheduled.append(item)
-            num_left -= item.num_tokens
-            rows_left -= item.has_logits
-        while self._can_admit(num_left):
-            sequence = self.waiting.popleft()
-            self.running.append(sequence)
-            item = self._share(sequence, num_left, rows_left)
-            if item is None or not self._hold_blocks(sequence, item.num_tokens):
                 break
             scheduled.append(item)
             num_left -= item.num_tokens
@@ -168,13 +169,13 @@ class Scheduler:
             if last is sequence:
                 return False
 
-    def _can_admit(self, num_left: int) -> bool:
+    def _can_admit(self) -> bool:
         """Whether the first that waits may run.
 
         It and all that run must be able to catch up and then grow by a block, so that nobody is let
         in only to be preempted at once.
         """
-        if not self.waiting or not num_left or len(self.running) >= self.budget.max_num_seqs:
+        if not self.waiting or len(self.running) >= self.budget.max_num_seqs:
             return False
         promised = sum(map(self._num_wanted_blocks, self.running))
         return promised + self._num_wanted_blocks(self.waiting[0]) <= self.pool.num_free

@@ -56,7 +56,7 @@ def live_server(model: Path | str, *flags: str, isa: str | None = None) -> Itera
     if isa is not None:
         environment["INSITU_ISA"] = isa
     command = [sys.executable, "-m", "insitu", "serve", str(model), "--port", "0", *flags]
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     watchdog = threading.Timer(START_TIMEOUT_S, process.kill)

@@ -126,7 +126,7 @@ def test_rows_sent_together_in_any_order_are_the_same_to_the_last_bit(smollm2: L
 def test_instruction_sets_and_threads_give_the_same_bits(
     smollm2: LiveServer, smollm2_path: Path, isa: str, threads: str
 ) -> None:
-    from insitu.kernels.native import available_isas  # noqa: PLC0415
+    from insitu.kernels.native import available_isas
 
     if isa not in available_isas():
         pytest.skip(f"this processor lacks {isa}")

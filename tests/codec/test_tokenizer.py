@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import pytest
+from codec import tiny_vocabulary as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
-from codec import tiny_vocabulary as tiny
 from insitu.codec.byte_map import byte_characters
 from insitu.codec.tokenizer import Tokenizer, load_tokenizer
 from insitu.types import Refusal
@@ -282,7 +282,7 @@ def test_folder_faults_name_their_place(changes: dict[str, Any], where: str) -> 
 
 @pytest.mark.parametrize("ends", [[10**6], -1, "2", [True]])
 def test_folder_end_ids_must_be_ids(ends: Any) -> None:
-    with pytest.raises(ModelFileError, match="generation_config.json eos_token_id"):
+    with pytest.raises(ModelFileError, match=r"generation_config\.json eos_token_id"):
         folder_tokenizer(tiny.tokenizer_json(), generation_config={"eos_token_id": ends})
 
 

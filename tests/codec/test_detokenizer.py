@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,7 +150,7 @@ def test_the_text_does_not_depend_on_the_tokens(
     raw = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=10)))
     bounds = [0, *cuts, len(raw)]
-    tokens = [raw[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    tokens = [raw[a:b] for a, b in pairwise(bounds)]
     one_byte = [bytes((byte,)) for byte in raw]
     first, second = feed(tokens, stop), feed(one_byte, stop)
     assert text_of(first[0]) == text_of(second[0])

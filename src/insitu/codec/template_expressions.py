@@ -146,6 +146,10 @@ class Expressions:
     def _run(
         self, name: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
+        # Whatever it does with a string takes at least a look at each character.
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Text):
+                self._meter.make(len(value))
         try:
             return function(*args, **kwargs)
         except (TypeError, ValueError) as error:
@@ -188,6 +192,8 @@ class Expressions:
 
     def _method(self, name: str, method: Callable[..., Any], value: Any) -> Function:
         meter = self._meter
+        if isinstance(value, Text):
+            meter.make(len(value))
         return Function(name, lambda *args, **kwargs: method(meter, value, *args, **kwargs))
 
     def _getitem(self, node: nodes.Getitem, scope: Scope) -> Any:
@@ -241,6 +247,8 @@ class Expressions:
             return contains(right, left, self._meter) == (op == "in")
         if op in {"eq", "ne"}:
             return equal(left, right, self._meter) == (op == "eq")
+        if isinstance(left, Text):
+            self._meter.make(len(left))
         order = compare(left, right)
         return {"lt": order < 0, "lteq": order <= 0, "gt": order > 0, "gteq": order >= 0}[op]
 
@@ -262,6 +270,7 @@ class Expressions:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         kind = type(node)
         if isinstance(left, Text) and kind is nodes.Mod:
+            self._meter.make(len(left))
             values = list(right) if isinstance(right, Items) else [right]
             return strings.percent(self._meter, left, values)
         if isinstance(left, Text) and isinstance(right, Text) and kind is nodes.Add:

@@ -151,7 +151,11 @@ def _folded(value: Any, case_sensitive: Any) -> Any:
 
 
 def _sorted(meter: Meter, values: list[Any], keys: list[Any], *, reverse: bool) -> Items:
+    # About log2(n) comparisons of each, every one of which may read the whole string.
     meter.spend(8 * len(values))
+    for key in keys:
+        if isinstance(key, Text):
+            meter.make(16 * len(key))
     rank = cmp_to_key(compare)
     order = sorted(range(len(values)), key=lambda index: rank(keys[index]), reverse=reverse)
     return Items(values[index] for index in order)

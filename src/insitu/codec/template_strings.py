@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from insitu.codec.template_values import Meter
 
 _MAX_WIDTH = 200
-_CONVERSION = re.compile(r"%(?:%|(-?)(\d{0,4})(?:\.(\d{1,4}))?([sdif]))")
+_CONVERSION = re.compile(r"%(?:%|(-?)(\d*)(?:\.(\d+))?([sdif]))")
 _FIELD = re.compile(r"\{\{|\}\}|\{(\d{0,3}|[A-Za-z_]\w{0,99})\}")
 
 
@@ -68,13 +68,14 @@ def replace(meter: Meter, text: Text, old: Any, new: Any, count: Any = None) -> 
 
 def split(meter: Meter, text: Text, sep: Any = None, maxsplit: int = -1) -> Items:
     """Parts between separators; without one, between runs of whitespace."""
-    meter.spend(1 + len(text) // 8)
+    meter.spend(1 + len(text) // 16)
     if sep is None:
         values = text.value.split(None, maxsplit)
         return _located(text, values)
     separator = want_text(sep, "a separator").value
     if not separator:
         raise TemplateFault("a separator must not be empty")
+    meter.spend(text.value.count(separator))
     parts, at = Items(), 0
     for value in text.value.split(separator, maxsplit):
         parts.append(text[at : at + len(value)])
@@ -84,12 +85,13 @@ def split(meter: Meter, text: Text, sep: Any = None, maxsplit: int = -1) -> Item
 
 def rsplit(meter: Meter, text: Text, sep: Any = None, maxsplit: int = -1) -> Items:
     """As ``split``, counted from the end."""
-    meter.spend(1 + len(text) // 8)
+    meter.spend(1 + len(text) // 16)
     if sep is None:
         return _located(text, text.value.rsplit(None, maxsplit))
     separator = want_text(sep, "a separator").value
     if not separator:
         raise TemplateFault("a separator must not be empty")
+    meter.spend(text.value.count(separator))
     parts, at = Items(), 0
     for value in text.value.rsplit(separator, maxsplit):
         parts.append(text[at : at + len(value)])
@@ -99,7 +101,7 @@ def rsplit(meter: Meter, text: Text, sep: Any = None, maxsplit: int = -1) -> Ite
 
 def splitlines(meter: Meter, text: Text, keepends: Any = False) -> Items:
     """Lines."""
-    meter.spend(1 + len(text) // 8)
+    meter.spend(1 + len(text) // 16)
     parts, at = Items(), 0
     for line in text.value.splitlines(keepends=True):
         kept = line if keepends else line.splitlines()[0]
@@ -163,7 +165,9 @@ def _no_percent(value: str) -> None:
 
 def _converted(meter: Meter, match: re.Match[str], value: Any) -> Text:
     width, precision, kind = match[2], match[3], match[4]
-    if max(int(width or 0), int(precision or 0)) > _MAX_WIDTH:
+    if max(len(width or ""), len(precision or "")) > 3 or (
+        max(int(width or 0), int(precision or 0)) > _MAX_WIDTH
+    ):
         raise TemplateLimitError(f"a format is wider than {_MAX_WIDTH}")
     text = text_of(value, meter)
     if kind == "s" and not width and not precision:

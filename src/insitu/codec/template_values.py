@@ -245,6 +245,7 @@ def equal(left: Any, right: Any, meter: Meter, depth: int = 0) -> bool:
     if depth > MAX_DEPTH:
         raise TemplateLimitError("values compared are nested too deep")
     if isinstance(left, Text) and isinstance(right, Text):
+        meter.make(min(len(left), len(right)))
         return left.value == right.value
     if isinstance(left, Items) and isinstance(right, Items):
         return len(left) == len(right) and all(

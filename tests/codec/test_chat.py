@@ -186,7 +186,7 @@ def test_templates_are_read_from_both_formats() -> None:
         tiny.folder({}, tokenizer_config={"chat_template": "g{{ messages[0].content }}"}),
         tiny.folder({}, tokenizer_config={"chat_template": [
             {"name": "default", "template": "g{{ messages[0].content }}"}]}),
-        tiny.FakeSource("safetensors", files={"chat_template.jinja": b"g{{ messages[0].content }}"}),
+        tiny.FakeSource("safetensors", {}, {"chat_template.jinja": b"g{{ messages[0].content }}"}),
     ]  # fmt: skip
     for source in sources:
         template = load_chat_template(source, TOKENIZER)  # type: ignore[arg-type]

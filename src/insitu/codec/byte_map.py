@@ -35,9 +35,9 @@ def mapped_bytes(token: str) -> bytes:
     return b"".join(table.get(character) or character.encode() for character in token)
 
 
-def missing_bytes(vocabulary: dict[str, int]) -> frozenset[int]:
+def missing_bytes(vocabulary: dict[str, int]) -> bytes:
     """Bytes of UTF-8 text without a token of their own: text that holds them could be lost."""
-    return frozenset(
+    return bytes(
         byte
         for byte, character in byte_characters().items()
         if character not in vocabulary and byte not in _NEVER

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.byte_map import missing_bytes
 from insitu.codec.pretokenizers import FAMILIES, Family, pre_tokenizer_of
-from insitu.codec.vocabulary import MergeFault, TokenType, Vocabulary, build_bpe
+from insitu.codec.vocabulary import MergeFault, TokenType, Vocabulary, build_bpe, plain_encoder
 from insitu.weights.errors import UnsupportedModelError, shown
 
 if TYPE_CHECKING:
@@ -158,4 +158,4 @@ def _encoder(
         raise metadata.fault(f"{key}[{fault.index}]", fault.reason) from fault
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer_of(family)
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+    return plain_encoder(tokenizer)

@@ -112,8 +112,8 @@ class Tokenizer:
             message = "The text holds an unpaired surrogate, which no UTF-8 text can."
             raise Refusal(message, code="invalid_text") from error
         missing = self._vocabulary.missing_bytes
-        if missing and not missing.isdisjoint(raw):
-            character = next(c for c in text if not missing.isdisjoint(c.encode()))
+        if missing and len(raw.translate(None, missing)) < len(raw):
+            character = next(c for c in text if c.encode().translate(None, missing) != c.encode())
             message = f"The model's vocabulary cannot spell U+{ord(character):04X}."
             raise Refusal(message, code="unencodable_text")
         ids.extend(self._vocabulary.encode_plain(text))

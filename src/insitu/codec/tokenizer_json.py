@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.byte_map import missing_bytes
-from insitu.codec.vocabulary import MergeFault, Vocabulary, build_bpe
+from insitu.codec.vocabulary import MergeFault, Vocabulary, build_bpe, plain_encoder
 from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
 from insitu.weights.strict_json import parse_object
 
@@ -215,7 +215,7 @@ class _Reader:
             tokenizer.model = build_bpe(normal, merges, added, ignore_merges=whole_words)
         except MergeFault as fault:
             raise self._fault(f"model.merges[{fault.index}]", fault.reason) from fault
-        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return plain_encoder(tokenizer)
 
     def _merges(self, model: dict[str, Any]) -> list[tuple[str, str]]:
         lines = model.get("merges")

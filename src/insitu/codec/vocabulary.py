@@ -42,7 +42,7 @@ class Vocabulary:
     padding_ids: frozenset[int]
     end_ids: frozenset[int]
     encode_plain: Callable[[str], list[int]]
-    missing_bytes: frozenset[int] = frozenset()
+    missing_bytes: bytes = b""
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
     special_texts: dict[str, str] = field(default_factory=dict)
@@ -55,6 +55,16 @@ class MergeFault(Exception):
         super().__init__(f"merge {index}: {reason}")
         self.index = index
         self.reason = reason
+
+
+def plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Ids of a text by the library, which lets go of the GIL only in its batch calls."""
+
+    def encode_plain(text: str) -> list[int]:
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
+
+    return encode_plain
 
 
 def build_bpe(

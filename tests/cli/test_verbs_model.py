@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -75,6 +77,42 @@ def test_chat_takes_lines_where_there_is_no_terminal(smollm2_path: Path) -> None
     answers = [line for line in out.splitlines() if line]
     assert len(answers) >= 3
     assert any("Ada" in line for line in answers)
+
+
+def test_chat_in_a_terminal_is_stopped_by_ctrl_c_and_goes_on(smollm2_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "chat", str(smollm2_path), "--temperature", "0"]
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stdin=theirs, stdout=theirs, stderr=theirs, process_group=0
+    )
+    os.close(theirs)
+    said = ""
+
+    def read_until(text: str) -> None:
+        nonlocal said
+        end_s = time.monotonic() + 20
+        while text not in said:
+            is_ready, _, _ = select.select([ours], [], [], end_s - time.monotonic())
+            assert is_ready, f"{text!r} never came: {said!r}"
+            said += os.read(ours, 65536).decode("utf-8", "replace")
+        said = said[said.index(text) + len(text) :]
+
+    try:
+        read_until("> ")
+        # Greedily this model repeats itself here until the context is full: seconds to stop it in.
+        os.write(ours, b"What is the capital of France?\r")
+        read_until("la femme au martyre, la femme")
+        process.send_signal(signal.SIGINT)
+        read_until("stopped")
+        read_until("> ")
+        process.send_signal(signal.SIGINT)
+        read_until("/exit ends")
+        os.write(ours, b"/exit\r")
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 def test_plan_shows_bytes_and_numeric_settings(smollm2_path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from insitu.settings import Settings
     from insitu.types import Generator, Message, SamplingParams
 
+CHAT_TEMPERATURE = 0.7
 HELP = "/exit ends (so does Ctrl-D), /reset begins anew, Ctrl-C stops an answer."
 
 
@@ -31,12 +32,15 @@ HELP = "/exit ends (so does Ctrl-D), /reset begins anew, Ctrl-C stops an answer.
 @sampling_flags
 @settings_flags((*STORE_FIELDS, *ENGINE_FIELDS))
 def chat_command(settings: Settings, model: str | None, system: str | None, **options: Any) -> None:
-    """Talk with MODEL; without one, with the default model, pulled first if it is not here."""
+    """Talk with MODEL; without one, with the default model, pulled first if it is not here.
+
+    Here --temperature is 0.7 unless given: a conversation wants less noise than a sample.
+    """
     import asyncio
 
     from insitu.cli.opening import locate_or_pull, open_generator
 
-    sampling = sampling_of(options)
+    sampling = sampling_of(options, temperature=CHAT_TEMPERATURE)
     generator = open_generator(locate_or_pull(model, settings), settings)
     try:
         with asyncio.Runner() as runner:
@@ -85,10 +89,15 @@ class Conversation:
     def _next_line(self) -> str | None:
         try:
             return input("> " if self._is_terminal else "").strip()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             if self._is_terminal:
                 click.echo(err=True)
             return None
+        except KeyboardInterrupt:
+            if not self._is_terminal:
+                raise
+            click.echo("\n/exit ends", err=True)  # the answer it was meant for may just be over
+            return ""
 
     def _take_turn(self, text: str) -> None:
         from insitu.cli.turn import new_request_id, run

@@ -68,32 +68,24 @@ def replace(meter: Meter, text: Text, old: Any, new: Any, count: Any = None) -> 
 
 def split(meter: Meter, text: Text, sep: Any = None, maxsplit: int = -1) -> Items:
     """Parts between separators; without one, between runs of whitespace."""
-    meter.spend(1 + len(text) // 16)
-    if sep is None:
-        values = text.value.split(None, maxsplit)
-        return _located(text, values)
-    separator = want_text(sep, "a separator").value
-    if not separator:
-        raise TemplateFault("a separator must not be empty")
-    meter.spend(text.value.count(separator))
-    parts, at = Items(), 0
-    for value in text.value.split(separator, maxsplit):
-        parts.append(text[at : at + len(value)])
-        at += len(value) + len(separator)
-    return parts
+    return _split(meter, text, sep, lambda between: text.value.split(between, maxsplit))
 
 
 def rsplit(meter: Meter, text: Text, sep: Any = None, maxsplit: int = -1) -> Items:
     """As ``split``, counted from the end."""
+    return _split(meter, text, sep, lambda between: text.value.rsplit(between, maxsplit))
+
+
+def _split(meter: Meter, text: Text, sep: Any, cut: Callable[[str | None], list[str]]) -> Items:
     meter.spend(1 + len(text) // 16)
     if sep is None:
-        return _located(text, text.value.rsplit(None, maxsplit))
+        return _located(text, cut(None))
     separator = want_text(sep, "a separator").value
     if not separator:
         raise TemplateFault("a separator must not be empty")
     meter.spend(text.value.count(separator))
     parts, at = Items(), 0
-    for value in text.value.rsplit(separator, maxsplit):
+    for value in cut(separator):
         parts.append(text[at : at + len(value)])
         at += len(value) + len(separator)
     return parts

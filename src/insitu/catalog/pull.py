@@ -25,9 +25,8 @@ from insitu.catalog.errors import (
     WrongDigestError,
 )
 from insitu.catalog.progress import Progress, Silent
-from insitu.catalog.shipped import SHIPPED
 from insitu.catalog.store import Record, Store, checked_name, verify, write_record
-from insitu.weights.catalogue import CatalogEntry, read_catalogue
+from insitu.weights.catalogue import SHIPPED, CatalogEntry, read_catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

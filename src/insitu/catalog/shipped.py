@@ -1,11 +1,8 @@
-"""The catalogue that comes with the package, and its default model.
+"""The default model of the catalogue that comes with the package.
 
-Not here: reading catalogues (``weights.catalogue`` does, for ``locate`` needs it too).
+Not here: reading that catalogue, or where it is (``weights.catalogue``: ``locate`` needs both).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-SHIPPED = Path(__file__).with_name("models.toml")
 DEFAULT_MODEL = "smollm2-135m"

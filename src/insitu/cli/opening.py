@@ -23,8 +23,9 @@ def engine_values(settings: Settings) -> dict[str, Any]:
 
 def locate(text: str | None, settings: Settings) -> Located:
     """The local file of a path, a pulled model or a catalogue's name; None is the default model."""
-    from insitu.catalog.shipped import DEFAULT_MODEL, SHIPPED
+    from insitu.catalog.shipped import DEFAULT_MODEL
     from insitu.cli.models import models_dir_of
+    from insitu.weights.catalogue import SHIPPED
     from insitu.weights.locate import resolve
 
     catalogs = (SHIPPED,) if settings.catalog is None else (SHIPPED, settings.catalog)

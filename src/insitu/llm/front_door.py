@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import itertools
 import queue
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from insitu.engine.plan import Wanted
 from insitu.llm.answer import Answer
 from insitu.llm.build import build
 from insitu.types import Delta, FinishReason, Message, Request, SamplingParams
+from insitu.weights.catalogue import SHIPPED
 from insitu.weights.locate import default_models_dir, resolve
 
 if TYPE_CHECKING:
@@ -27,17 +29,7 @@ if TYPE_CHECKING:
     from insitu.engine.sequence import Output
     from insitu.types import Prepared, TokenLogprob, Usage
 
-_SHIPPED_CATALOGUE = Path(__file__).parent.parent / "catalog" / "models.toml"
-_SETTINGS = frozenset(
-    {
-        "threads",
-        "kv_cache_bytes",
-        "kv_cache_dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-    }
-)
+_SETTINGS = frozenset(field.name for field in fields(Wanted))
 # A program that asks for many answers at once waits for them: nobody else is in its queue.
 _MAX_NUM_WAITING = 2**31
 
@@ -71,7 +63,7 @@ class LLM:
         if unknown:
             known = ", ".join(sorted(_SETTINGS | {"models_dir", "catalog"}))
             raise TypeError(f"LLM has no setting {unknown[0]!r} (known: {known})")
-        catalogs = [_SHIPPED_CATALOGUE] + ([Path(catalog)] if catalog is not None else [])
+        catalogs = [SHIPPED] + ([Path(catalog)] if catalog is not None else [])
         folder = default_models_dir() if models_dir is None else Path(models_dir)
         located = resolve(str(model), folder, catalogs)
         self._generator = build(

@@ -14,16 +14,23 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from insitu.weights.errors import CatalogueError, ModelFileError, shown
 from insitu.weights.mapped_file import read_bounded
 
-if TYPE_CHECKING:
-    from pathlib import Path
+__all__ = [
+    "SHIPPED",
+    "CatalogEntry",
+    "CatalogPart",
+    "CatalogueError",
+    "is_safe_name",
+    "read_catalogue",
+]
 
-__all__ = ["CatalogEntry", "CatalogPart", "CatalogueError", "is_safe_name", "read_catalogue"]
-
+# The one that comes with the package.
+SHIPPED = Path(__file__).parent.parent / "catalog" / "models.toml"
 MAX_CATALOGUE_BYTES = 1 << 20
 MAX_PARTS = 1000
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

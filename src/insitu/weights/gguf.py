@@ -22,7 +22,7 @@ from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
 from insitu.weights.gguf_cursor import Cursor
 from insitu.weights.mapped_file import MappedFile
 from insitu.weights.metadata import Metadata
-from insitu.weights.tensors import TensorInfo
+from insitu.weights.tensors import TensorInfo, read_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,10 +77,7 @@ class GGUFFile:
 
     def read(self, name: str) -> memoryview:
         """A tensor's raw blocks: a read-only view of the mapped file."""
-        info = self.tensors.get(name)
-        if info is None:
-            raise ModelFileError(self.path, f"tensor {shown(name)[1:-1]}", "is missing")
-        return self._file.view[info.offset : info.offset + info.num_bytes]
+        return read_tensor(self.path, self._file.view, self.tensors, name)
 
     def file(self, name: str) -> bytes | None:
         """Nothing: a GGUF file is alone."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from insitu.weights.errors import ModelFileError, shown
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -26,6 +28,16 @@ class TensorInfo:
     block_type: BlockType
     num_bytes: int
     offset: int
+
+
+def read_tensor(
+    path: Path, view: memoryview, tensors: Mapping[str, TensorInfo], name: str
+) -> memoryview:
+    """A tensor's bytes within the view of its file."""
+    info = tensors.get(name)
+    if info is None:
+        raise ModelFileError(path, f"tensor {shown(name)[1:-1]}", "is missing")
+    return view[info.offset : info.offset + info.num_bytes]
 
 
 class TensorSource(Protocol):

@@ -197,6 +197,18 @@ class Handle {
 
   nb::dict sizes() { return sizes_to(open().sizes()); }
 
+  void start_profile() {
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    open().start_profile();
+  }
+
+  std::vector<int64_t> profile() {
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    return open().profile_ns();
+  }
+
   nb::bytes packed(int linear, int segment) {
     size_t num_bytes = 0;
     const uint8_t* data = open().packed(linear, segment, &num_bytes);
@@ -291,6 +303,8 @@ NB_MODULE(_native, m) {
       .def("forward", &Handle::forward)
       .def("step", &Handle::step)
       .def("sizes", &Handle::sizes)
+      .def("start_profile", &Handle::start_profile)
+      .def("profile", &Handle::profile)
       .def("packed", &Handle::packed);
   m.def("sample", &sample);
 }

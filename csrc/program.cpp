@@ -232,13 +232,16 @@ void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled&
   check_sampling(sampling, batch.num_logit_rows, out.max_logprobs, vocab_size_);
   const FloatControl control;
   run(batch);
-  if (batch.num_logit_rows > 0) sampler_->run(pool_, at(logits_), batch.num_logit_rows, sampling, out);
+  if (batch.num_logit_rows == 0) return;
+  timed(ops_.size(), [&] { sampler_->run(pool_, at(logits_), batch.num_logit_rows, sampling, out); });
 }
+
+void Executor::start_profile() { profile_ns_.assign(ops_.size() + 1, 0); }
 
 void Executor::run(const Batch& batch) {
   planned_for_ = nullptr;
-  for (const Operator& op : ops_)
-    if (rows_of(op.output, batch) > 0) run_op(op, batch);
+  for (size_t i = 0; i < ops_.size(); i++)
+    if (rows_of(ops_[i].output, batch) > 0) timed(i, [&] { run_op(ops_[i], batch); });
 }
 
 void Executor::run_op(const Operator& op, const Batch& batch) {

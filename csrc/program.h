@@ -4,6 +4,7 @@
 // Always true: sizes are known before anything is allocated, and a step allocates nothing large.
 #pragma once
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -79,6 +80,11 @@ class Executor {
   const Sizes& sizes() const { return sizes_; }
   const uint8_t* packed(int linear, int segment, size_t* num_bytes) const;
 
+  // Wall time of each operator, then of sampling, summed over the steps since the start; off until
+  // then, and costs two clock readings an operator.
+  void start_profile();
+  const std::vector<int64_t>& profile_ns() const { return profile_ns_; }
+
  private:
   struct Linear {
     std::vector<PackedSegment> segments;
@@ -97,6 +103,8 @@ class Executor {
 
   void pack(const ProgramSpec& spec);
   void run(const Batch& batch);
+  template <typename Body>
+  void timed(size_t index, Body&& body);
   void run_op(const Operator& op, const Batch& batch);
   void run_embed(const Operator& op, const Batch& batch);
   void run_linear(const Operator& op, int num_rows);
@@ -128,6 +136,7 @@ class Executor {
   std::vector<const float*> vectors_;
   std::vector<std::vector<double>> frequencies_;  // by operator: only RopeAngles has some
   size_t layer_bytes_;
+  std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
   // Attention of the step under way.
   const Operator* planned_for_ = nullptr;
   std::vector<AttentionItem> items_;
@@ -137,6 +146,15 @@ class Executor {
   float* workers_ = nullptr;
   std::unique_ptr<Sampler> sampler_;
 };
+
+template <typename Body>
+void Executor::timed(size_t index, Body&& body) {
+  if (profile_ns_.empty()) return body();
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  const auto taken = std::chrono::steady_clock::now() - start;
+  profile_ns_[index] += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
+}
 
 // body(row) for every row, several rows an item: an item should last some microseconds, many times
 // the 0.1 us that claiming it costs.

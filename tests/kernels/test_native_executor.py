@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -291,3 +292,23 @@ def test_impossible_limits_are_refused() -> None:
         native(shape, limits=Limits(0, 1, 1, 1, 1))
     with pytest.raises(ValueError, match="limits"):
         native(shape, limits=Limits(1, 1, 1, 2**30, 1))
+
+
+def test_a_profile_accounts_for_every_operator_and_sampling(shape: Shape) -> None:
+    engine = native(shape)
+    tokens, blocks = _tokens(shape), _blocks(shape, 5, 0)
+    prompt = batch_of([Work(tokens, 0, 9, blocks)], shape.block_size)
+    engine.step(prompt, sampling(1))
+    assert engine.profile() == []  # nothing is measured until somebody asks
+    engine.start_profile()
+    began = time.perf_counter_ns()
+    engine.step(prompt, sampling(1))
+    taken = time.perf_counter_ns() - began
+    times = engine.profile()
+    assert [t.kind for t in times] == [op.kind for op in lowered(shape).ops] + ["sample"]
+    assert all(t.time_ns > 0 for t in times)
+    assert sum(t.time_ns for t in times) <= taken
+    assert times[0].name == "embedding"
+    engine.start_profile()
+    assert all(t.time_ns == 0 for t in engine.profile())
+    engine.close()

@@ -106,6 +106,15 @@ class StepResult:
     finite: npt.NDArray[np.bool_]  # False: NaN or +Inf among the logits; no token was chosen
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """Wall time of one operator over the steps since a profile was started."""
+
+    kind: str  # of the operator; "sample" for choosing tokens
+    name: str  # of its weight's first tensor, else of its output
+    time_ns: int
+
+
 def available_isas() -> tuple[str, ...]:
     """Instruction sets that this processor and build can run, the best last."""
     return tuple(isa for isa in ISAS if _native.has_isa(isa))
@@ -216,6 +225,11 @@ class _Lowering:
         )
 
 
+def _name_of(op: Op) -> str:
+    is_linear = isinstance(op.weight, PackedLinear)
+    return str(op.weight.segments[0].name if is_linear else op.outputs[0].name)
+
+
 def _linear(linear: PackedLinear) -> tuple[list[tuple[Any, ...]], Float32 | None]:
     segments = []
     for segment in linear.segments:
@@ -246,6 +260,7 @@ class Native:
         )
         self.sizes = NativeSizes(**self._executor.sizes())
         self._linears = lowering.linears
+        self._names = [(op.kind, _name_of(op)) for op in program.ops] + [("sample", "sample")]
         for linear in lowering.linears:
             linear.release()
 
@@ -273,6 +288,18 @@ class Native:
         result = _empty_result(len(arrays[6]), sampling)
         self._executor.step(arrays, wanted, _result_tuple(result))
         return result
+
+    def start_profile(self) -> None:
+        """Measure every operator from now on (two clock readings each); what was is forgotten."""
+        self._executor.start_profile()
+
+    def profile(self) -> list[OperatorTime]:
+        """Where the steps since ``start_profile`` spent their time, in the program's order."""
+        times = self._executor.profile()
+        return [
+            OperatorTime(kind, name, time_ns)
+            for (kind, name), time_ns in zip(self._names, times, strict=False)
+        ]
 
     def packed(self, linear: PackedLinear, segment: int) -> bytes:
         """A segment's packed bytes, for tests of the layout."""

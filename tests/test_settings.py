@@ -145,7 +145,7 @@ def test_every_verb_has_a_command_of_its_name() -> None:
 
 
 def test_numeric_settings_are_marked() -> None:
-    assert numeric_fields() == ("kv_cache_dtype",)
+    assert numeric_fields() == ("kv_cache_dtype", "sampling_defaults")
 
 
 def test_flags_hand_over_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,9 +272,13 @@ def write_safetensors(
     seed: int = 0,
     weights: Mapping[str, Float32] | None = None,
     config: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
     **sizes: Any,
 ) -> TinyShape:
-    """Write the same model as ``write_gguf`` with the same seed and sizes, as a folder."""
+    """Write the same model as ``write_gguf`` with the same seed and sizes, as a folder.
+
+    ``config`` and ``generation`` add keys to config.json and generation_config.json.
+    """
     shape = replace(TinyShape(), **sizes)
     weights = random_weights(shape, seed) if weights is None else weights
     folder.mkdir(parents=True, exist_ok=True)
@@ -287,7 +291,7 @@ def write_safetensors(
     texts |= {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
     _write_json(folder / "tokenizer_config.json", {"add_bos_token": False, **texts})
     ids = {"bos_token_id": start_id, "eos_token_id": [end_id]}
-    _write_json(folder / "generation_config.json", ids)
+    _write_json(folder / "generation_config.json", {**ids, **(generation or {})})
     return shape
 
 

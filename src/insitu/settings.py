@@ -172,6 +172,12 @@ class Settings:
     kv_cache_dtype: str = _setting(
         "f16", _one_of("f16", "f32"), "How keys and values are stored.", numeric=True
     )
+    sampling_defaults: str = _setting(
+        "model",
+        _one_of("model", "none"),
+        "Whose temperature, top_k, top_p and min_p a request gets that gives none.",
+        numeric=True,
+    )
     max_model_len: int | None = _setting(
         None,
         INTEGER(1, 2**31 - 1),
@@ -200,6 +206,7 @@ ENGINE_FIELDS = (
     "threads",
     "kv_cache_bytes",
     "kv_cache_dtype",
+    "sampling_defaults",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -79,22 +80,24 @@ class Message:
 class SamplingParams:
     """How the next token is chosen, and when to stop.
 
-    ``max_tokens`` None: to the end of the context. ``temperature`` 0 is greedy. ``top_k`` None,
-    ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None draws one, which the answer reports.
-    ``logprobs`` None gives none; a number asks for that many alternatives beside the sampled token.
+    ``max_tokens`` None: to the end of the context. ``temperature`` 0 is greedy; ``top_k`` 0,
+    ``top_p`` 1 and ``min_p`` 0 are off; None takes the model's default for it, else ``DEFAULTS``.
+    ``seed`` None draws one, which the answer reports. ``logprobs`` None gives none; a number asks
+    for that many alternatives beside the sampled token.
     """
 
     max_tokens: int | None = None
-    temperature: float = 1.0
+    temperature: float | None = None
     top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
+    top_p: float | None = None
+    min_p: float | None = None
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
+    DEFAULTS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
     MAX_LOGPROBS = 20
     MAX_STOP = 16
 
@@ -106,14 +109,12 @@ class SamplingParams:
         _require("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
         _require(
             "temperature",
-            math.isfinite(self.temperature) and self.temperature >= 0,
+            self.temperature is None or (math.isfinite(self.temperature) and self.temperature >= 0),
             "a finite number >= 0",
         )
-        _require(
-            "top_k", self.top_k is None or self.top_k >= 1, "at least 1, or absent for no limit"
-        )
-        _require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        _require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
+        _require("top_k", self.top_k is None or self.top_k >= 0, "at least 1, or 0 for no limit")
+        _require("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1")
+        _require("min_p", self.min_p is None or 0 <= self.min_p <= 1, "from 0 to 1")
         _require("seed", self.seed is None or 0 <= self.seed < 2**64, "from 0 to 2**64 - 1")
         _require(
             "stop",
@@ -125,6 +126,12 @@ class SamplingParams:
             self.logprobs is None or 0 <= self.logprobs <= self.MAX_LOGPROBS,
             f"from 0 to {self.MAX_LOGPROBS}",
         )
+
+    def over(self, defaults: Mapping[str, float]) -> Mapping[str, float]:
+        """The names of ``DEFAULTS``, each with a value: asked for, else given, else our own."""
+        asked = {name: getattr(self, name) for name in self.DEFAULTS}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return {**self.DEFAULTS, **defaults, **given}
 
 
 def _require(param: str, holds: bool, wanted: str) -> None:
@@ -223,7 +230,10 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What is served: names, the file's digest, and every setting that can change a bit."""
+    """What is served: names, the file's digest, and every setting that can change a bit.
+
+    ``sampling_defaults``: what the model's file gives for the fields a request leaves out.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -235,6 +245,7 @@ class ModelCard:
     vocab_size: int
     numeric_settings: Mapping[str, str]
     has_chat_template: bool
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tiny_model import write_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +102,32 @@ def test_a_broken_model_file_is_one_line(tmp_path: Path) -> None:
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith(f"insitu: {path}")
         assert "Traceback" not in done.stderr
+
+
+def test_plan_shows_which_file_it_is_and_whose_sampling_values_hold(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, pairs={"general.sampling.temp": 0.5, "general.sampling.penalty_repeat": 1.1})
+    digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    plan = json.loads(insitu("plan", path, "--json").stdout)
+    assert plan["digest"] == digest
+    assert plan["size_bytes"] == path.stat().st_size
+    assert plan["sampling_defaults"] == {"temperature": 0.5}
+    text = insitu("plan", path).stdout
+    assert f"tiny (llama, {path.stat().st_size / 1e6:.1f} MB)\n{digest}\n" in text
+    assert "  temperature = 0.5 (the model's)\n" in text
+    assert "note: the file: general.sampling.penalty_repeat 1.1 is not applied." in text
+    text = insitu("plan", path, "--sampling-defaults", "none").stdout
+    assert "  temperature = 1 (insitu's)\n" in text
+    assert "penalty_repeat" not in text
+
+
+def test_a_bad_sampling_value_is_named_and_can_be_left_aside(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, pairs={"general.sampling.temp": -1.0})
+    done = insitu("plan", path)
+    assert done.returncode == 2
+    assert "key general.sampling.temp: is -1, below 0" in done.stderr
+    assert insitu("plan", path, "--sampling-defaults", "none").returncode == 0
 
 
 def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:

@@ -233,6 +233,11 @@ def test_folder_ends_and_padding() -> None:
     generation = {"eos_token_id": [ID["<|endoftext|>"], ID["<|im_end|>"]]}
     two = folder_tokenizer(tiny.tokenizer_json(), generation_config=generation)
     assert two.end_ids == {ID["<|endoftext|>"], ID["<|im_end|>"]}
+    # Without a generation config a model's own config says it, as elsewhere.
+    three = folder_tokenizer(tiny.tokenizer_json(), config=generation)
+    assert three.end_ids == two.end_ids
+    four = folder_tokenizer(tiny.tokenizer_json(), config=generation, generation_config={})
+    assert four.end_ids == set()
     assert two.vocab_size == len(tiny.pieces())
     assert two.token_bytes(len(tiny.pieces()) - 1) == b""
 

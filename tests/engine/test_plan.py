@@ -12,6 +12,7 @@ from insitu.engine.machine import Memory
 from insitu.engine.plan import DEFAULT_KV_TOKENS, Plan, PlanError, Wanted, make_plan
 from insitu.engine.start import make_engine
 from insitu.models.load import LoadedModel, load_model
+from insitu.models.sampling_defaults import SamplingDefaults
 from insitu.weights.source import open_source
 
 if TYPE_CHECKING:
@@ -102,6 +103,19 @@ def test_words_and_json(model: LoadedModel) -> None:
         sum(group["size_bytes"] for group in values["weights"])
         <= values["items"][0]["at_most_bytes"]
     )
+
+
+def test_a_models_sampling_defaults_are_numeric_and_shown(model: LoadedModel) -> None:
+    assert made(model).numeric_settings["sampling_defaults"] == "none"
+    assert "  temperature = 1 (insitu's)" in made(model).describe()
+    defaults = SamplingDefaults({"temperature": 0.7, "top_k": 20}, ("x is not applied.",))
+    plan = make_plan(model, Wanted(threads=1), Memory(GIB, "a test"), defaults)
+    assert plan.numeric_settings["sampling_defaults"] == "temperature 0.7, top_k 20"
+    assert plan.as_dict()["sampling_defaults"] == {"temperature": 0.7, "top_k": 20}
+    assert plan.notes == ("x is not applied.",)
+    text = plan.describe()
+    for line in ("temperature = 0.7 (the model's)", "top_p = 1 (insitu's)", "x is not applied"):
+        assert line in text
 
 
 def test_kernels_own_what_was_planned(model: LoadedModel) -> None:

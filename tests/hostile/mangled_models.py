@@ -30,6 +30,7 @@ from insitu.kernels.passes import fuse_residual, quantize_activations
 from insitu.models.batch import Batch
 from insitu.models.kv_cache import kv_layout
 from insitu.models.load import LoadedModel, load_model
+from insitu.models.sampling_defaults import read_sampling_defaults
 from insitu.types import Refusal
 from insitu.weights.errors import ModelFileError
 from insitu.weights.source import open_source
@@ -123,6 +124,7 @@ class Opener:
             # A vocabulary that lost a byte's token refuses the texts that need it, by name.
             with contextlib.suppress(Refusal):
                 tokenizer.encode("hello 42\n", add_special_tokens=True, parse_special=True)
+            read_sampling_defaults(source)
             self._run(source, load_model(source))
             self.outcomes["success"] += 1
         except ModelFileError as error:

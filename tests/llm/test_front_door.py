@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tiny_model import write_gguf
 
 import insitu
 from insitu.llm.front_door import LLM
@@ -202,3 +203,17 @@ def test_unknown_settings_and_models(random_path: Path, tmp_path: Path) -> None:
         LLM("smollm2-135m", models_dir=tmp_path)
     with pytest.raises(ValueError, match="2 SamplingParams for 1 prompts"):
         LLM.generate(None, ["a"], [GREEDY, GREEDY])  # type: ignore[arg-type]
+
+
+def test_the_models_sampling_defaults_fill_what_is_left_out(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", pairs={"general.sampling.top_k": 1})
+    free, greedy_one = (SamplingParams(max_tokens=12, seed=1, top_k=k) for k in (0, None))
+    with LLM(tmp_path / "tiny.gguf", threads=1) as llm:
+        assert llm.describe().sampling_defaults == {"top_k": 1}
+        (likeliest,) = llm.generate("hello", greedy(max_tokens=12))
+        (defaulted,) = llm.generate("hello", greedy_one)
+        (sampled,) = llm.generate("hello", free)
+    assert defaulted.token_ids == likeliest.token_ids != sampled.token_ids
+    with LLM(tmp_path / "tiny.gguf", threads=1, sampling_defaults="none") as llm:
+        assert llm.describe().sampling_defaults == {}
+        assert llm.generate("hello", greedy_one)[0].token_ids == sampled.token_ids

@@ -143,9 +143,11 @@ def test_describe_and_plan(generator: TextGenerator, random_path: Path) -> None:
     assert card.digest.startswith("sha256:")
     assert card.has_chat_template
     assert card.numeric_settings["kv_cache_dtype"] == "f16"
-    assert plan(random_path, threads=1).as_dict() == {
+    planned = plan(random_path, threads=1)
+    assert planned.digest == generator.describe().digest
+    assert planned.plan.as_dict() == {
         **generator.plan.as_dict(),
-        "limit": plan(random_path).as_dict()["limit"],
+        "limit": plan(random_path).plan.as_dict()["limit"],
     }
 
 

@@ -25,7 +25,7 @@ WRONG_CHAT: list[tuple[str, Any]] = [
     ("temperature", "1"),
     ("top_p", 0),
     ("top_p", 1.1),
-    ("top_k", 0),
+    ("top_k", -1),
     ("min_p", 2),
     ("seed", -1),
     ("seed", 2**64),

@@ -34,14 +34,18 @@ HELP = "/exit ends (so does Ctrl-D), /reset begins anew, Ctrl-C stops an answer.
 def chat_command(settings: Settings, model: str | None, system: str | None, **options: Any) -> None:
     """Talk with MODEL; without one, with the default model, pulled first if it is not here.
 
-    Here --temperature is 0.7 unless given: a conversation wants less noise than a sample.
+    Here --temperature is 0.7 where neither you nor the model's file gives one: a conversation wants
+    less noise than a sample.
     """
     import asyncio
+    from dataclasses import replace
 
     from insitu.cli.opening import locate_or_pull, open_generator
 
-    sampling = sampling_of(options, temperature=CHAT_TEMPERATURE)
+    sampling = sampling_of(options)
     generator = open_generator(locate_or_pull(model, settings), settings)
+    if sampling.temperature is None and "temperature" not in generator.plan.sampling_defaults:
+        sampling = replace(sampling, temperature=CHAT_TEMPERATURE)
     try:
         with asyncio.Runner() as runner:
             Conversation(generator, runner, sampling, system).hold()

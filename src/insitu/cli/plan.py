@@ -26,8 +26,12 @@ def plan_command(settings: Settings, model: str, is_json: bool) -> None:
     from insitu.cli.opening import engine_values, locate
     from insitu.llm.build import plan
 
-    made = plan(locate(model, settings).path, **engine_values(settings))
+    located = locate(model, settings)
+    made = plan(located.path, **engine_values(settings))
     if is_json:
-        click.echo(json.dumps(made.as_dict(), indent=1))
+        file = {"digest": made.digest, "size_bytes": made.size_bytes}
+        click.echo(json.dumps(file | made.plan.as_dict(), indent=1))
     else:
-        click.echo(made.describe())
+        size_mb = made.size_bytes / 1e6
+        click.echo(f"{located.name} ({made.plan.architecture}, {size_mb:,.1f} MB)\n{made.digest}\n")
+        click.echo(made.plan.describe())

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 # Field of SamplingParams -> (type, what it does)
 FLAGS: dict[str, tuple[type, str]] = {
     "max_tokens": (int, "Most tokens to generate [default: to the end of the context]."),
-    "temperature": (float, "0 takes the likeliest token every time [default: 1]."),
-    "top_p": (float, "Keep the likeliest tokens that hold this share of the mass [default: 1]."),
-    "top_k": (int, "Keep so many of the likeliest tokens [default: all]."),
-    "min_p": (float, "Drop tokens below this share of the likeliest one's [default: 0]."),
+    "temperature": (float, "0 takes the likeliest token every time [default: the model's, or 1]."),
+    "top_p": (float, "Keep the likeliest tokens of this share [default: the model's, or 1]."),
+    "top_k": (int, "Keep so many of the likeliest; 0: all [default: the model's, or 0]."),
+    "min_p": (
+        float,
+        "Drop tokens below this share of the likeliest's [default: the model's, or 0].",
+    ),
     "seed": (int, "Seed of the noise; the same seed gives the same text [default: drawn]."),
 }
 
@@ -35,7 +38,6 @@ def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def sampling_of(values: dict[str, Any], **defaults: Any) -> SamplingParams:
-    """Take the flags' values out of a command's, over the command's own defaults."""
-    given = {name: values.pop(name) for name in (*FLAGS, "stop")}
-    return SamplingParams(**(defaults | {k: v for k, v in given.items() if v not in (None, ())}))
+def sampling_of(values: dict[str, Any]) -> SamplingParams:
+    """Take the flags' values out of a command's; what was not given is left to the model."""
+    return SamplingParams(**{name: values.pop(name) for name in (*FLAGS, "stop")})

@@ -90,6 +90,11 @@ def _say_plan(generator: TextGenerator) -> None:
     card = generator.describe()
     click.echo(f"insitu: {card.name} ({card.architecture}), {card.digest}", err=True)
     click.echo(f"insitu: {generator.plan.summary()}", err=True)
+    if card.sampling_defaults:
+        told = ", ".join(f"{name} {value:g}" for name, value in card.sampling_defaults.items())
+        click.echo(
+            f"insitu: unless a request says otherwise (--sampling-defaults): {told}", err=True
+        )
     for note in generator.plan.notes:
         click.echo(f"insitu: {note}", err=True)
 

@@ -33,10 +33,20 @@ def load_tokenizer(source: TensorSource) -> Tokenizer:
     raw = source.file(tokenizer_json.FILE)
     if raw is None:
         raise ModelFileError(source.path, tokenizer_json.FILE, "is missing")
-    config, generation = source.file("tokenizer_config.json"), source.file("generation_config.json")
-    vocabulary = tokenizer_json.read_vocabulary(source.path, raw, config, generation)
+    vocabulary = tokenizer_json.read_vocabulary(
+        source.path, raw, source.file(tokenizer_json.CONFIG), _end_ids_file(source)
+    )
     # A model's embedding often has more rows than there are tokens; those ids stand for nothing.
     return Tokenizer(vocabulary, source.metadata.integer("vocab_size", 0, minimum=0))
+
+
+def _end_ids_file(source: TensorSource) -> tuple[str, bytes | None]:
+    """The file whose eos_token_id holds: config.json's only where nothing says it of generation."""
+    for name in ("generation_config.json", "config.json"):
+        raw = source.file(name)
+        if raw is not None:
+            return name, raw
+    return "config.json", None
 
 
 class Tokenizer:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
 MAX_VOCABULARY = 4_000_000
 _NORMALIZERS = {"NFC"}
 _PRE_TOKENIZERS = {"ByteLevel", "Split", "Digits", "Sequence", "Punctuation"}
@@ -34,11 +35,14 @@ _MODEL_DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_vocabulary(path: Path, raw: bytes, config: bytes | None, ends: bytes | None) -> Vocabulary:
-    """The vocabulary of tokenizer.json, tokenizer_config.json and generation_config.json."""
+def read_vocabulary(
+    path: Path, raw: bytes, config: bytes | None, ends: tuple[str, bytes | None]
+) -> Vocabulary:
+    """The vocabulary of tokenizer.json and tokenizer_config.json; ``ends`` is the end ids' file."""
+    where, ends_raw = ends
     return _Reader(path, parse_object(path, FILE, raw)).read(
-        _object(path, "tokenizer_config.json", config),
-        _object(path, "generation_config.json", ends),
+        _object(path, CONFIG, config),
+        (f"{where} eos_token_id", _object(path, where, ends_raw).get("eos_token_id")),
     )
 
 
@@ -51,7 +55,7 @@ class _Reader:
         self._path = path
         self._file = file
 
-    def read(self, config: dict[str, Any], generation: dict[str, Any]) -> Vocabulary:
+    def read(self, config: dict[str, Any], ends: tuple[str, Any]) -> Vocabulary:
         model = self._model()
         vocabulary = self._ids(model)
         added, control = self._added()
@@ -65,7 +69,7 @@ class _Reader:
             added=added,
             control_ids=control,
             padding_ids=holes,
-            end_ids=self._end_ids(generation, texts, {**normal, **added}, len(pieces)),
+            end_ids=self._end_ids(ends, texts, {**normal, **added}, len(pieces)),
             encode_plain=self._encoder(model, normal, added),
             missing_bytes=missing_bytes(normal),
             prefix_ids=prefix_ids,
@@ -173,22 +177,21 @@ class _Reader:
             if isinstance(value, str):
                 texts[name] = value
             elif value is not None:
-                raise ModelFileError(self._path, f"tokenizer_config.json {name}", "is not a token")
+                raise ModelFileError(self._path, f"{CONFIG} {name}", "is not a token")
         return texts
 
     def _end_ids(
-        self, generation: dict[str, Any], texts: dict[str, str], ids: dict[str, int], size: int
+        self, told: tuple[str, Any], texts: dict[str, str], ids: dict[str, int], size: int
     ) -> frozenset[int]:
-        ends = generation.get("eos_token_id")
+        where, ends = told
         listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
         for end in listed:
             if type(end) is not int or not 0 <= end < size:
-                where = "generation_config.json eos_token_id"
                 raise ModelFileError(self._path, where, f"must be ids from 0 to {size - 1}")
         named = texts.get("eos_token")
         if named is not None:
             if named not in ids:
-                where = "tokenizer_config.json eos_token"
+                where = f"{CONFIG} eos_token"
                 raise ModelFileError(self._path, where, f"{shown(named)} is not a token")
             listed = [*listed, ids[named]]
         return frozenset(listed)

@@ -18,6 +18,8 @@ from insitu.kernels.native import Limits, NativeSizes, native_sizes, packed_byte
 from insitu.kernels.pack import PackedLinear
 from insitu.kernels.passes import fuse_residual, quantize_activations
 from insitu.models.kv_cache import kv_layout
+from insitu.models.sampling_defaults import SamplingDefaults
+from insitu.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +55,7 @@ class Wanted:
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
+    sampling_defaults: Literal["model", "none"] = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class Plan:
     items: tuple[PlanItem, ...]
     limit: Memory
     numeric_settings: Mapping[str, str]
+    sampling_defaults: Mapping[str, float]
     notes: tuple[str, ...]
 
     @property
@@ -126,7 +130,6 @@ class Plan:
         """For JSON."""
         return {
             **asdict(self),
-            "numeric_settings": dict(self.numeric_settings),
             "kv_tokens": self.kv_tokens,
             "at_start_bytes": self.at_start_bytes,
             "at_most_bytes": self.at_most_bytes,
@@ -158,6 +161,11 @@ class Plan:
             lines.append(f"  {types:<24}{size(group.size_bytes):>12}  {group.name}")
         lines += ["", "settings that can change a bit (numeric):"]
         lines += [f"  {name} = {value}" for name, value in self.numeric_settings.items()]
+        lines += ["", "sampling, where a request leaves a field out:"]
+        for name, own in SamplingParams.DEFAULTS.items():
+            value, whose = self.sampling_defaults.get(name, own), "insitu's"
+            whose = "the model's" if name in self.sampling_defaults else whose
+            lines.append(f"  {name} = {value:g} ({whose})")
         lines += ["", "other settings:"]
         for name in ("threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             lines.append(f"  {name} = {getattr(self, name):,}")
@@ -174,9 +182,15 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def make_plan(model: LoadedModel, wanted: Wanted, limit: Memory | None = None) -> Plan:
+def make_plan(
+    model: LoadedModel,
+    wanted: Wanted,
+    limit: Memory | None = None,
+    defaults: SamplingDefaults | None = None,
+) -> Plan:
     """Decide every setting that was left open, and count the bytes."""
-    return _Planner(model, wanted, memory_limit() if limit is None else limit).plan()
+    planner = _Planner(model, wanted, memory_limit() if limit is None else limit)
+    return planner.plan(defaults or SamplingDefaults())
 
 
 class _Planner:
@@ -198,7 +212,7 @@ class _Planner:
                 f"--max-num-batched-tokens {self.tokens} moves no more sequences."
             )
 
-    def plan(self) -> Plan:
+    def plan(self, defaults: SamplingDefaults) -> Plan:
         """The whole plan."""
         file_len = self.model.spec.max_model_len
         asked_len = self.wanted.max_model_len
@@ -223,7 +237,7 @@ class _Planner:
                 "KV cache holds (--kv-cache-bytes)."
             )
         sizes = self._sizes(num_blocks=num_blocks, max_model_len=max_model_len)
-        return self._decided(sizes, num_blocks, max_model_len)
+        return self._decided(sizes, num_blocks, max_model_len, defaults)
 
     def _num_blocks(self, fixed_bytes: int, max_model_len: int) -> int:
         left_bytes = self.limit.limit_bytes - fixed_bytes
@@ -286,13 +300,17 @@ class _Planner:
             PlanItem("connections", 0, connections),
         )
 
-    def _decided(self, sizes: NativeSizes, num_blocks: int, max_model_len: int) -> Plan:
+    def _decided(
+        self, sizes: NativeSizes, num_blocks: int, max_model_len: int, defaults: SamplingDefaults
+    ) -> Plan:
         rope = self.model.spec.rope
         numeric = {
             "kv_cache_dtype": self.kv.dtype,
             "packed_types": ", ".join(sorted({str(g.block_type) for g in self.model.storage})),
             "rope_theta": repr(rope.theta),
             "rope_factor": repr(rope.factor),
+            "sampling_defaults": ", ".join(f"{k} {v:g}" for k, v in defaults.values.items())
+            or "none",
         }
         return Plan(
             architecture=self.model.architecture,
@@ -311,7 +329,8 @@ class _Planner:
             items=self._items(sizes),
             limit=self.limit,
             numeric_settings=numeric,
-            notes=tuple(self.notes),
+            sampling_defaults=dict(defaults.values),
+            notes=(*self.notes, *defaults.notes),
         )
 
     def _note(self, text: str) -> None:

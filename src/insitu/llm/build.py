@@ -9,7 +9,8 @@ while its weights are packed.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from insitu.codec.chat import load_chat_template
 from insitu.codec.tokenizer import load_tokenizer
@@ -18,6 +19,7 @@ from insitu.engine.start import start_engine
 from insitu.llm.preparing import Preparer
 from insitu.llm.text_generator import TextGenerator
 from insitu.models.load import LoadedModel, load_model
+from insitu.models.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from insitu.types import ModelCard
 from insitu.weights.source import open_source
 
@@ -31,44 +33,39 @@ if TYPE_CHECKING:
 MAX_NUM_WAITING = 256
 
 
-def plan(  # noqa: PLR0913
-    path: Path,
-    *,
-    threads: int | None = None,
-    kv_cache_bytes: int | None = None,
-    kv_cache_dtype: Literal["f16", "f32"] = "f16",
-    max_model_len: int | None = None,
-    max_num_seqs: int = 16,
-    max_num_batched_tokens: int | None = None,
-) -> Plan:
-    """What ``build`` with the same values would take; nothing is loaded."""
-    wanted = Wanted(
-        threads, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens
-    )
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A file's plan, and which file it is."""
+
+    plan: Plan
+    digest: str
+    size_bytes: int
+
+
+def plan(path: Path, **settings: Any) -> Planned:
+    """What ``build`` with the same settings would take; nothing is loaded."""
+    wanted = Wanted(**settings)
     source = open_source(path)
     try:
-        return make_plan(load_model(source), wanted)
+        made = make_plan(load_model(source), wanted, defaults=_sampling_defaults(source, wanted))
+        return Planned(made, f"sha256:{source.digest()}", source.size_bytes)
     finally:
         source.close()
 
 
-def build(  # noqa: PLR0913
+def build(
     path: Path,
     *,
     name: str,
     aliases: tuple[str, ...] = (),
-    threads: int | None = None,
-    kv_cache_bytes: int | None = None,
-    kv_cache_dtype: Literal["f16", "f32"] = "f16",
-    max_model_len: int | None = None,
-    max_num_seqs: int = 16,
-    max_num_batched_tokens: int | None = None,
     max_num_waiting: int = MAX_NUM_WAITING,
+    **settings: Any,
 ) -> TextGenerator:
-    """Load a model and start its engine; errors name the file, the field or the setting."""
-    wanted = Wanted(
-        threads, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens
-    )
+    """Load a model and start its engine; errors name the file, the field or the setting.
+
+    ``settings`` are fields of ``Wanted``.
+    """
+    wanted = Wanted(**settings)
     source = open_source(path)
     try:
         # The digest and the vocabulary are made while weights are packed.
@@ -76,7 +73,7 @@ def build(  # noqa: PLR0913
             digest = workers.submit(source.digest)
             codec = workers.submit(_load_codec, source)
             model = load_model(source)
-            made = make_plan(model, wanted)
+            made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
             tokenizer, template = codec.result()
             loop = start_engine(model, made, max_num_waiting=max_num_waiting)
         try:
@@ -93,8 +90,13 @@ def build(  # noqa: PLR0913
         template=template,
         vocab_size=model.spec.vocab_size,
         max_model_len=made.max_model_len,
+        sampling_defaults=made.sampling_defaults,
     )
     return TextGenerator(loop, preparer, lambda: card, made)
+
+
+def _sampling_defaults(source: TensorSource, wanted: Wanted) -> SamplingDefaults | None:
+    return None if wanted.sampling_defaults == "none" else read_sampling_defaults(source)
 
 
 def _load_codec(source: TensorSource) -> tuple[Tokenizer, ChatTemplate]:
@@ -121,4 +123,5 @@ def _card(
         vocab_size=model.spec.vocab_size,
         numeric_settings=made.numeric_settings,
         has_chat_template=has_chat_template,
+        sampling_defaults=made.sampling_defaults,
     )

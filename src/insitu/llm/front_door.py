@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from insitu.engine.sequence import Output
-    from insitu.types import Prepared, TokenLogprob, Usage
+    from insitu.types import ModelCard, Prepared, TokenLogprob, Usage
 
 _SETTINGS = frozenset(field.name for field in fields(Wanted))
 # A program that asks for many answers at once waits for them: nobody else is in its queue.
@@ -113,6 +113,10 @@ class LLM:
             sampling=params or SamplingParams(),
         )
         return self._run([request])[0]
+
+    def describe(self) -> ModelCard:
+        """The model's digest, limits, numeric settings and sampling defaults."""
+        return self._generator.describe()
 
     def close(self) -> None:
         """Give memory and threads back."""

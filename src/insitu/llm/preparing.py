@@ -8,13 +8,13 @@ Always true: what comes out fits the context and the vocabulary; nothing was cla
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from insitu.types import Prepared, Refusal, Tokenized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from insitu.codec.chat import ChatTemplate
     from insitu.codec.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ class Preparer:
     template: ChatTemplate
     vocab_size: int
     max_model_len: int
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def prepare(self, request: Request) -> Prepared:
         """Ids, with ``max_tokens`` and ``seed`` resolved."""

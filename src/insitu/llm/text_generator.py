@@ -126,15 +126,16 @@ class TextGenerator:
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= self.preparer.tokenizer.end_ids
+        chosen = sampling.over(self.preparer.sampling_defaults)
         return Prompt(
             request_id=prepared.request.request_id,
             token_ids=prepared.prompt_ids,
             max_tokens=prepared.max_tokens,
             seed=prepared.seed,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
+            temperature=chosen["temperature"],
+            top_k=int(chosen["top_k"]) or None,
+            top_p=chosen["top_p"],
+            min_p=chosen["min_p"],
             stop_ids=stop_ids,
             num_logprobs=sampling.logprobs,
         )

@@ -45,5 +45,6 @@ def _model(card: ModelCard, name: str) -> dict[str, Any]:
         "max_model_len": card.max_model_len,
         "vocab_size": card.vocab_size,
         "numeric_settings": dict(card.numeric_settings),
+        "sampling_defaults": dict(card.sampling_defaults),
         "has_chat_template": card.has_chat_template,
     }

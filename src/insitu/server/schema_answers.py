@@ -211,6 +211,7 @@ class ModelAnswer(Answer):
     max_model_len: int
     vocab_size: int
     numeric_settings: dict[str, str]
+    sampling_defaults: dict[str, float]
     has_chat_template: bool
 
 

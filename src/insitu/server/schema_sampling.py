@@ -18,6 +18,7 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[int, Field(ge=1, le=1)]
 Empty = Annotated[dict[str, Any], Field(max_length=0)]
+_WHEN_ABSENT = "When absent: the model's, where GET /v1/models shows one, else"
 Nothing = Annotated[None, Neutral("null")]
 
 
@@ -56,10 +57,18 @@ class SamplingFields(Wire):
     )
 
     model: str = Field(description="A served name, or `default`.", examples=["default"])
-    temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="0 is greedy.")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = Field(
+        None, description=f"0 is greedy. {_WHEN_ABSENT} 1."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description=f"1 is no limit. {_WHEN_ABSENT} 1."
+    )
+    top_k: Annotated[int, Field(ge=0, le=MAX_ID)] | None = Field(
+        None, description=f"0 is no limit. {_WHEN_ABSENT} 0."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description=f"0 is no limit. {_WHEN_ABSENT} 0."
+    )
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Drawn when absent; the answer reports it either way."
     )
@@ -85,17 +94,17 @@ class SamplingFields(Wire):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The sampling parameters asked for; absent fields take their defaults."""
+        """The sampling parameters asked for; absent fields are left to the model."""
         if self.stream_options is not None and not self.stream:
             message = "stream_options is only allowed where stream is true."
             raise Refusal(message, param="stream_options", code="invalid_value")
         stop = self.stop or ()
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=self.temperature,
             top_k=self.top_k,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
+            top_p=self.top_p,
+            min_p=self.min_p,
             seed=self.seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),

@@ -59,14 +59,14 @@ def byte_alphabet() -> list[str]:
 class Vocabulary:
     """Tokens by id: 256 bytes, merged ones, ``extra`` ones no merge leads to, then added tokens."""
 
-    extra: tuple[str, ...] = ()
+    extra: tuple[str | bytes, ...] = ()
     tokens: list[str] = field(init=False)
     types: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         """Lay the ids out."""
         alphabet = byte_alphabet()
-        extra = ["".join(alphabet[byte] for byte in text.encode()) for text in self.extra]
+        extra = ["".join(alphabet[byte] for byte in _raw(text)) for text in self.extra]
         normal = [*alphabet, *("".join(merge.split()) for merge in MERGES), *extra]
         added = [*CONTROL_TOKENS, TOOL_CALL]
         kinds = [CONTROL] * len(CONTROL_TOKENS) + [USER_DEFINED]
@@ -77,16 +77,20 @@ class Vocabulary:
         """How many tokens."""
         return len(self.tokens)
 
-    def id_of(self, text: str) -> int:
+    def id_of(self, text: str | bytes) -> int:
         """The id of an added token, or of the normal token that decodes to ``text``."""
         if text in self.tokens[-len(CONTROL_TOKENS) - 1 :]:
-            return self.tokens.index(text)
+            return self.tokens.index(str(text))
         alphabet = byte_alphabet()
-        return self.tokens.index("".join(alphabet[byte] for byte in text.encode()))
+        return self.tokens.index("".join(alphabet[byte] for byte in _raw(text)))
 
     def id_of_byte(self, byte: int) -> int:
         """The id of a token of one byte."""
         return self.tokens.index(byte_alphabet()[byte])
+
+
+def _raw(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,8 @@ def write_chain_gguf(
     successor: Mapping[int, int] | Sequence[int],
     *,
     block_type: BlockType = BlockType.Q8_0,
-    extra_tokens: Sequence[str] = (),
+    extra_tokens: Sequence[str | bytes] = (),
+    spoilt: Sequence[int] = (),
     pairs: Mapping[str, Any] | None = None,
     **sizes: Any,
 ) -> TinyShape:
@@ -245,7 +250,8 @@ def write_chain_gguf(
 
     ``successor`` says which follows which; an id it leaves out is followed by the end token.
     One-hot embeddings pass through untouched (o_proj and down_proj are zero) to an untied head.
-    ``extra_tokens`` are texts with an id of their own, which encoding never produces.
+    ``extra_tokens`` are texts with an id of their own, which encoding never produces; nothing can
+    be computed from ``spoilt`` ids, whose embeddings are not numbers.
     """
     words = Vocabulary(tuple(extra_tokens))
     fixed = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 32}
@@ -256,12 +262,14 @@ def write_chain_gguf(
         if name.endswith(("o_proj.weight", "down_proj.weight", "norm.weight")):
             weight[:] = 1 if name.endswith("norm.weight") else 0
     weights["model.embed_tokens.weight"] = np.eye(len(words), shape.hidden_size, dtype=np.float32)
+    weights["model.embed_tokens.weight"][list(spoilt)] = np.nan
+    block_types = {"token_embd": BlockType.F32} if spoilt else block_type
     head = np.zeros((len(words), shape.hidden_size), np.float32)
     items = dict(successor) if isinstance(successor, Mapping) else dict(enumerate(successor))
     for token_id in range(len(words)):
         head[items.get(token_id, words.id_of(END_TOKEN)), token_id] = 1
     weights["lm_head.weight"] = head
-    write_gguf(path, block_types=block_type, weights=weights, pairs=pairs, **vars(shape))
+    write_gguf(path, block_types=block_types, weights=weights, pairs=pairs, **vars(shape))
     return shape
 
 

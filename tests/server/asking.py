@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from server.scripted_generator import Scripted
 
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from insitu.types import Generator
 
 BASE = "http://127.0.0.1:8000"
 CHAT = "/v1/chat/completions"
@@ -21,7 +24,7 @@ def ask(
     method: str,
     path: str,
     *,
-    generator: Scripted | None = None,
+    generator: Generator | None = None,
     options: ServerOptions | None = None,
     **how: Any,
 ) -> httpx.Response:
@@ -32,7 +35,7 @@ def ask(
 def ask_all(
     requests: list[tuple[str, str, dict[str, Any]]],
     *,
-    generator: Scripted | None = None,
+    generator: Generator | None = None,
     options: ServerOptions | None = None,
 ) -> list[httpx.Response]:
     """Requests one after another to one fresh app."""

@@ -50,7 +50,25 @@ WRONG_CHAT: list[tuple[str, Any]] = [
     ("chat_template_kwargs", {"chat_template": "x"}),
     ("chat_template_kwargs", {"messages": []}),
     ("chat_template_kwargs", {"add_generation_prompt": False}),
+]
+
+UNKNOWN_CHAT: list[tuple[str, Any]] = [
     ("frobnicate", 1),
+    ("min_tokens", 5),
+    ("echo", True),
+    ("best_of", 2),
+    ("guided_json", {}),
+    ("guided_regex", "a"),
+    ("grammar", "root ::= x"),
+    ("structured_outputs", {"regex": "a"}),
+    ("repetition_penalty", 1.1),
+    ("include_reasoning", True),
+    ("thinking", {"type": "enabled", "budget_tokens": 5}),
+    ("continue_final_message", True),
+    ("cache_salt", "x"),
+    ("cache_prompt", True),
+    ("n_keep", 200),
+    ("draft_model", "x"),
 ]
 
 REFUSED_CHAT: list[tuple[str, Any]] = [
@@ -64,6 +82,7 @@ REFUSED_CHAT: list[tuple[str, Any]] = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tools", {}),
     ("tool_choice", "auto"),
+    ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", [{}]),
     ("function_call", "auto"),
@@ -107,7 +126,7 @@ NEUTRAL_CHAT: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG_CHAT)
+@pytest.mark.parametrize(("field", "value"), [*WRONG_CHAT, *UNKNOWN_CHAT])
 def test_a_wrong_value_names_its_field(field: str, value: Any) -> None:
     generator = Scripted()
     response = post(CHAT, chat_body(**{field: value}), generator=generator)
@@ -134,7 +153,7 @@ def test_what_asks_nothing_is_accepted(field: str, value: Any) -> None:
 
 def test_null_means_absent() -> None:
     fields = {field for field, _ in [*WRONG_CHAT, *REFUSED_CHAT, *NEUTRAL_CHAT]}
-    fields -= {"messages", "model", "chat_template", "frobnicate"}
+    fields -= {"messages", "model", "chat_template"}
     assert post(CHAT, chat_body(**dict.fromkeys(fields))).status_code == 200
 
 
@@ -182,6 +201,10 @@ def test_completions_name_wrong_fields(field: str, value: Any) -> None:
             "messages[0].content[1].type",
         ),
         ("hi", "messages[0]"),
+        *(
+            ({"role": "user", "content": [{"type": kind, kind: {}}]}, "messages[0].content[0].type")
+            for kind in ("image_url", "input_image", "image", "input_audio", "file", "video_url")
+        ),
     ],
 )
 def test_a_wrong_message_is_named_by_its_path(message: Any, param: str) -> None:
@@ -341,6 +364,23 @@ def test_other_methods_and_paths(method: str, path: str, status: int) -> None:
     error_of(response)
     if status == 405:
         assert "allow" in response.headers
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/tiny", "/metrics", CHAT])
+def test_no_path_ends_with_a_line_feed(path: str) -> None:
+    method = "POST" if path == CHAT else "GET"
+    response = ask(method, path + "%0a", json=chat_body() if path == CHAT else None)
+    assert response.status_code == 404
+    if path == "/v1/models/tiny":
+        assert error_of(response) == error_of(ask("GET", "/v1/models/absent"))
+
+
+@pytest.mark.parametrize(
+    "path", ["embeddings", "responses", "messages", "images/generations", "audio/speech", "rerank"]
+)
+def test_what_is_not_built_is_not_found(path: str) -> None:
+    response = ask("POST", f"/v1/{path}", json={"model": "tiny", "input": "x"})
+    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
 
 
 def test_head_answers_without_a_body_of_its_own() -> None:

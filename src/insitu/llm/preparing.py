@@ -37,7 +37,7 @@ class Preparer:
         sampling = request.sampling
         self._require_ids("stop_token_ids", sampling.stop_token_ids)
         tokenized = self.tokenize(request)
-        max_tokens = self._max_tokens(len(tokenized.token_ids), sampling.max_tokens)
+        max_tokens = self._max_tokens(request, len(tokenized.token_ids))
         return Prepared(
             request=request,
             prompt_ids=tokenized.token_ids,
@@ -95,15 +95,17 @@ class Preparer:
                 )
         return Tokenized(_not_empty(token_ids, "prompt"), text, tuple(warnings))
 
-    def _max_tokens(self, num_prompt_tokens: int, asked: int | None) -> int:
+    def _max_tokens(self, request: Request, num_prompt_tokens: int) -> int:
+        asked = request.sampling.max_tokens
         room = self.max_model_len - num_prompt_tokens
         if room >= 1 and (asked is None or asked <= room):
             return room if asked is None else asked
+        prompt = "prompt" if request.messages is None else "messages"
         wanted = "" if asked is None else f" and max_tokens {asked}"
         raise Refusal(
             f"This model's maximum context length is {self.max_model_len} tokens, but the prompt "
             f"has {num_prompt_tokens}{wanted}: {num_prompt_tokens + (asked or 1)} in all.",
-            param="max_tokens" if room >= 1 else "prompt",
+            param="max_tokens" if room >= 1 else prompt,
             code="context_length_exceeded",
         )
 

@@ -37,8 +37,8 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
-async def prepare(request: Request, asked: Asked) -> Prepared:
-    """Turn what was asked into ids, noting its size in the record."""
+async def prepare(request: Request, asked: Asked, *, limit: str = "max_tokens") -> Prepared:
+    """Turn what was asked into ids, noting its size; ``limit`` is the caller's max_tokens field."""
     service = service_of(request)
     record = record_of(request.scope)
     record.generation_id = asked.request_id
@@ -47,6 +47,8 @@ async def prepare(request: Request, asked: Asked) -> Prepared:
     except Refusal as refusal:
         if refusal.status == 404:
             raise unknown_model() from refusal
+        if refusal.param == "max_tokens":
+            refusal.param = limit
         raise
     record.model = service.generator.describe().name
     record.prompt_tokens = prepared.num_prompt_tokens

@@ -28,7 +28,8 @@ async def create_chat_completion(request: Request) -> Response:
 
     service = service_of(request)
     wire = await read_wire(request, ChatCompletionRequest)
-    prepared = await prepare(request, wire.to_request(new_id("chatcmpl")))
+    asked = wire.to_request(new_id("chatcmpl"))
+    prepared = await prepare(request, asked, limit=wire.limit_field)
     head = head_of(
         service.generator.describe(),
         prepared,

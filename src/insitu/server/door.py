@@ -15,6 +15,7 @@ from insitu.server.auth import identify
 from insitu.server.errors import ClientGone, as_refusal, draining, error_answer
 from insitu.server.guard import Guard, check_head, values_of
 from insitu.server.record import SCOPE_KEY, Outcome, Record, request_id_from
+from insitu.server.service import unknown_model
 from insitu.types import Refusal
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ class Door:
         if not self._is_preflight(scope):
             caller = identify(headers, scope["path"], service.options.authenticate)
             scope[SCOPE_KEY].caller = caller
+        if "\n" in scope["path"]:
+            # A route's pattern ends with "$", which lets one line feed through.
+            is_model = scope["path"].startswith("/v1/models/")
+            raise unknown_model() if is_model else _nothing_here()
         if service.lifecycle.is_draining and scope["path"] in _WORK_PATHS:
             raise draining(service.options.retry_after_s)
 
@@ -138,10 +143,14 @@ class Door:
 async def http_error(_request: Request, error: Exception) -> Response:
     """A router's refusal (404, 405) in our shape, its ``Allow`` header kept."""
     assert isinstance(error, HTTPException)
-    words = {
-        404: ("There is nothing at this path.", "not_found"),
-        405: ("This path does not take this method.", "method_not_allowed"),
-    }
-    message, code = words.get(error.status_code, ("The request was refused.", None))
+    if error.status_code == 404:
+        return error_answer(_nothing_here())
+    message, code = "The request was refused.", None
+    if error.status_code == 405:
+        message, code = "This path does not take this method.", "method_not_allowed"
     refusal = Refusal(message, status=error.status_code, code=code)
     return error_answer(refusal, dict(error.headers or {}))
+
+
+def _nothing_here() -> Refusal:
+    return Refusal("There is nothing at this path.", status=404, code="not_found")

@@ -231,6 +231,11 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
     reasoning_effort: Nothing = None
     web_search_options: Nothing = None
 
+    @property
+    def limit_field(self) -> str:
+        """Under which of its names the limit on tokens was given."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def to_request(self, request_id: str) -> Request:
         """What was asked, in the house's own words."""
         limits = {self.max_tokens, self.max_completion_tokens} - {None}

@@ -1,0 +1,114 @@
+"""A real engine under the server, whose text is dictated token by token.
+
+The model's chat template shows a message's content and nothing else, so that a prompt ends with the
+character it was given: after ``START`` comes the script, after its last token the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from server.asking import BASE, CHAT, events
+from tiny_model import END_TOKEN, Vocabulary, write_chain_gguf
+
+from insitu.llm.build import build
+from insitu.server.app import create_app
+from insitu.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from insitu.llm.text_generator import TextGenerator
+
+START = "S"
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@contextmanager
+def dictated(
+    folder: Path,
+    script: Sequence[bytes],
+    *,
+    template: str = PLAIN,
+    is_endless: bool = False,
+    fails: bool = False,
+    **settings: Any,
+) -> Iterator[TextGenerator]:
+    """A generator that says the script, then ends, repeats its last token for ever, or fails."""
+    extra = tuple(token for token in script if len(token) > 1)
+    words = Vocabulary(extra)
+    ids = [words.id_of(START), *map(words.id_of, script)]
+    after = dict(pairwise(ids))
+    after[ids[-1]] = ids[-1] if is_endless else words.id_of(END_TOKEN)
+    path = folder / "dictated.gguf"
+    write_chain_gguf(
+        path,
+        after,
+        extra_tokens=extra,
+        spoilt=ids[-1:] if fails else (),
+        pairs={"tokenizer.chat_template": template},
+    )
+    generator = build(path, name="tiny", threads=1, **settings)
+    try:
+        yield generator
+    finally:
+        generator.close()
+
+
+def ask_together(
+    generator: TextGenerator, bodies: Sequence[dict[str, Any]], path: str = CHAT
+) -> list[httpx.Response]:
+    """Bodies posted at once to one app."""
+
+    async def run() -> list[httpx.Response]:
+        app = create_app(generator, ServerOptions())
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
+            return await asyncio.gather(*(client.post(path, json=body) for body in bodies))
+
+    return asyncio.run(run())
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """A greedy chat that begins the script."""
+    messages = [{"role": "user", "content": START}]
+    return {"model": "tiny", "messages": messages, "temperature": 0, **fields}
+
+
+def whole_and_streamed(generator: TextGenerator, **fields: Any) -> dict[str, Any]:
+    """The choice of a chat asked for both ways: both must say the same.
+
+    It holds content, finish_reason, usage and token_ids, and logprobs where they were asked for.
+    """
+    fields = {"return_token_ids": True, **fields}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    whole, streamed = ask_together(generator, [chat(**fields), chat(**fields, **options)])
+    assert whole.status_code == streamed.status_code == 200, whole.text + streamed.text
+    for line in streamed.content.split(b"\n\n"):
+        if line not in {b"", b"data: [DONE]"}:
+            json.loads(line.removeprefix(b"data: ").decode("utf-8"))
+    body = whole.json()
+    (choice,) = body["choices"]
+    chunks = events(streamed)
+    said = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert said[0]["delta"]["role"] == "assistant"
+    assert "".join(one["delta"].get("content", "") for one in said) == choice["message"]["content"]
+    assert [i for one in said for i in one.get("token_ids", [])] == choice["token_ids"]
+    entries = [one for part in said if part.get("logprobs") for one in part["logprobs"]["content"]]
+    assert entries == (choice["logprobs"] or {}).get("content", [])
+    reasons = [one["finish_reason"] for one in said]
+    assert reasons == [None] * (len(said) - 1) + [choice["finish_reason"]]
+    assert chunks[-1]["usage"] == body["usage"]
+    return {
+        "content": choice["message"]["content"],
+        "finish_reason": choice["finish_reason"],
+        "usage": body["usage"],
+        "logprobs": entries,
+        "token_ids": choice["token_ids"],
+    }

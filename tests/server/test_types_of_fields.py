@@ -1,0 +1,56 @@
+"""Every field of every body, given every JSON type that its schema does not let in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from server.asking import CHAT, TEXT, ask_all, chat_body, error_of, text_body
+
+from insitu.server.schema_chat import ChatCompletionRequest
+from insitu.server.schema_completions import CompletionRequest
+from insitu.server.schema_tokens import DetokenizeRequest, TokenizePromptRequest
+
+if TYPE_CHECKING:
+    from insitu.server.schema import Wire
+
+WIRES: dict[str, tuple[type[Wire], dict[str, Any]]] = {
+    CHAT: (ChatCompletionRequest, chat_body()),
+    TEXT: (CompletionRequest, text_body()),
+    "/v1/tokenize": (TokenizePromptRequest, text_body()),
+    "/v1/detokenize": (DetokenizeRequest, {"model": "tiny", "tokens": [1]}),
+}
+OF_A_TYPE = {
+    "string": "x", "integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {},
+}  # fmt: skip
+
+
+def types_of(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
+    """The JSON types that a field's schema lets in."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rsplit("/", 1)[1]]
+    inner = schema.get("anyOf", schema.get("oneOf", []))
+    found = {kind for one in inner for kind in types_of(one, definitions)}
+    return found | ({schema["type"]} if "type" in schema else set())
+
+
+@pytest.mark.parametrize("path", WIRES)
+def test_every_field_refuses_every_other_type(path: str) -> None:
+    wire, good = WIRES[path]
+    schema = wire.model_json_schema()
+    asked, names = [], []
+    for field, one in schema["properties"].items():
+        allowed = types_of(one, schema.get("$defs", {}))
+        assert allowed, field
+        allowed |= {"integer"} if "number" in allowed else set()
+        for kind, value in OF_A_TYPE.items():
+            if kind not in allowed:
+                asked.append(("POST", path, {"json": {**good, field: value}}))
+                names.append(field)
+    assert len(asked) >= 4 * len(schema["properties"])
+    *answers, last = ask_all([*asked, ("POST", path, {"json": good})])
+    for name, (_, _, how), response in zip(names, asked, answers, strict=True):
+        assert response.status_code == 400, how
+        param = error_of(response)["param"]
+        assert param.split("[")[0].split(".")[0] == name, (param, how)
+    assert last.status_code == 200

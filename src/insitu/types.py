@@ -100,6 +100,7 @@ class SamplingParams:
     DEFAULTS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
     MAX_LOGPROBS = 20
     MAX_STOP = 16
+    MAX_STOP_CHARS = 1024
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, naming the field."""
@@ -118,8 +119,9 @@ class SamplingParams:
         _require("seed", self.seed is None or 0 <= self.seed < 2**64, "from 0 to 2**64 - 1")
         _require(
             "stop",
-            len(self.stop) <= self.MAX_STOP and all(self.stop),
-            f"up to {self.MAX_STOP} non-empty strings",
+            len(self.stop) <= self.MAX_STOP
+            and all(0 < len(text) <= self.MAX_STOP_CHARS for text in self.stop),
+            f"up to {self.MAX_STOP} strings of 1 to {self.MAX_STOP_CHARS} characters",
         )
         _require(
             "logprobs",

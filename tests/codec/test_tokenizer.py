@@ -298,3 +298,16 @@ def test_time_is_linear_in_hostile_text(unit: str, pre: str) -> None:
     start = time.perf_counter()
     encode(unit * 100_000, parse_special=True, tokenizer=tokenizer)
     assert time.perf_counter() - start < 5
+
+
+@given(st.text())
+def test_a_text_has_no_fewer_tokens_than_its_length_says(text: str) -> None:
+    assert TOKENIZER.least_num_tokens(text) <= len(encode(text))
+
+
+def test_a_normalized_text_may_become_shorter() -> None:
+    file = tiny.tokenizer_json()
+    plain = folder_tokenizer(file).least_num_tokens("\u1112\u1161\u11ab" * 1000)
+    composed = folder_tokenizer({**file, "normalizer": {"type": "NFC"}})
+    text = "\u1112\u1161\u11ab" * 1000
+    assert composed.least_num_tokens(text) <= min(plain, len(encode(text, tokenizer=composed)))

@@ -174,6 +174,27 @@ def test_what_cannot_fit_names_three_numbers(random_llm: LLM) -> None:
     assert caught.value.param == "prompt"
 
 
+def test_a_text_beyond_all_hope_is_refused_before_it_is_tokenised(
+    random_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoded(*_: object) -> None:
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(type(random_llm._generator.preparer.tokenizer), "encode_typed", encoded)
+    with pytest.raises(Refusal, match=r"512 tokens.*100000 characters") as caught:
+        random_llm.generate("a" * 100_000, greedy(max_tokens=1))
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(Refusal) as caught:
+        random_llm.chat([{"role": "user", "content": "a" * 100_000}], greedy(max_tokens=1))
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+def test_a_chat_that_is_too_long_names_its_messages(random_llm: LLM) -> None:
+    with pytest.raises(Refusal, match="512") as caught:
+        random_llm.chat([{"role": "user", "content": "ab " * 600}], greedy(max_tokens=1))
+    assert caught.value.param == "messages"
+
+
 @pytest.mark.parametrize("token_id", [-1, 10**6])
 def test_ids_outside_the_vocabulary(random_llm: LLM, token_id: int) -> None:
     with pytest.raises(Refusal) as caught:

@@ -38,6 +38,8 @@ WRONG_CHAT: list[tuple[str, Any]] = [
     ("stop", ""),
     ("stop", ["a"] * 17),
     ("stop", [1]),
+    ("stop", "a" * 1025),
+    ("stop", ["a" * 1025]),
     ("model", 1),
     ("model", None),
     ("logprobs", 1),
@@ -243,7 +245,8 @@ BODIES: list[tuple[bytes, str]] = [
     (b'{"a":NaN}', "NaN"),
     (b'{"a":-Infinity}', "Infinity"),
     (b'{"a":' + b"9" * 5000 + b"}", "digits"),
-    (b'{"a":' + b"[" * 100_000, "nested"),
+    (b'{"a":' + b"[" * 1_000, "nested"),
+    (b'{"a":' + b"[" * 100_000, "objects and lists"),
     (b'{"a":' + b"[" * 100 + b"]" * 100 + b"}", "nested"),
     (b'{"a":"\x01"}', "not JSON"),
 ]

@@ -150,6 +150,8 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
         (raw_post(TEXT, b"", "Content-Length: 99999999", "Expect: 100-continue"), 413),
         (raw_post(TEXT, b"x" * 100_001, "Content-Length: 100001"), 413),
         (raw_post(TEXT, b"186a1\r\n" + b"x" * 100_001, "Transfer-Encoding: chunked"), 413),
+        (raw_post(TEXT, b"-1\r\nabc", "Transfer-Encoding: chunked"), 400),
+        (b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 403),
         (b"GET //v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (b"GET /v1/models%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
@@ -168,6 +170,43 @@ def test_hostile_http_gets_a_json_answer(
     value = json.loads(body)
     assert status == 200 or set(value["error"]) == {"message", "type", "param", "code"}
     assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_a_trailer_is_not_a_header(server: Running) -> None:
+    body = json.dumps(text_body()).encode()
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    for trailer in (b"Host: evil.example\r\n", b"X: y\r\n" * 1000):
+        more = ("Transfer-Encoding: chunked", "Connection: close")
+        with server.connect() as connection:
+            connection.sendall(raw_post(TEXT, chunks + trailer + b"\r\n", *more))
+            assert b"HTTP/1.1 200" in read_all(connection)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 60, 200, 240])
+def test_an_offered_protocol_is_passed_over(server: Running, cut: int) -> None:
+    body = json.dumps(text_body()).encode()
+    offer = ("Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAQA")
+    sent = raw_post(TEXT, body, *offer, f"Content-Length: {len(body)}")
+    with server.connect() as connection:
+        connection.sendall(sent[:cut])
+        time.sleep(0.02)
+        connection.sendall(sent[cut:])
+        assert b"alpha beta" in read_all(connection)
+
+
+def test_a_port_in_use_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        script = "from insitu.server.app import create_app\nfrom insitu.server.options import *\n"
+        script += "from insitu.server.run import serve\n"
+        script += "from server.scripted_generator import Scripted\n"
+        script += f"options = ServerOptions(port={taken.getsockname()[1]})\n"
+        script += "serve(create_app(Scripted(), options), options)"
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False
+        )
+    assert "ListenError: cannot listen on 127.0.0.1 port" in done.stderr
+    assert "--port" in done.stderr
 
 
 def test_expect_continue_is_honoured(server: Running) -> None:

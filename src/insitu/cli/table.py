@@ -107,6 +107,7 @@ _USER_ERRORS = (
     ("insitu.weights.locate", "ModelNotFound"),
     ("insitu.engine.plan", "PlanError"),
     ("insitu.kernels.native", "NativeError"),
+    ("insitu.server.run", "ListenError"),
 )
 
 

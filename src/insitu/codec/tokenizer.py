@@ -10,6 +10,7 @@ all its characters are the template's. Text without added tokens encodes in one 
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from insitu.codec import gguf_vocabulary, tokenizer_json
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from insitu.weights.tensors import TensorSource
 
 _NO_MATCH = re.compile(r"(?!)")
+# NFC makes UTF-8 at most so many times shorter (three Hangul letters become one syllable).
+_NFC_SHRINKS = 3
 
 
 def load_tokenizer(source: TensorSource) -> Tokenizer:
@@ -80,6 +83,17 @@ class Tokenizer:
     def special_texts(self) -> Mapping[str, str]:
         """What templates call bos_token, eos_token, unk_token and pad_token."""
         return self._vocabulary.special_texts
+
+    @cached_property
+    def _longest_bytes(self) -> int:
+        """A bound on the bytes of the text that one token stands for."""
+        longest = max((len(mapped_bytes(piece)) for piece in self._vocabulary.pieces), default=1)
+        longest = max(longest, *(len(text.encode()) for text in self._vocabulary.added), 1)
+        return longest * (_NFC_SHRINKS if self._vocabulary.is_normalized else 1)
+
+    def least_num_tokens(self, text: str) -> int:
+        """A bound from below on a text's tokens, at no cost to speak of."""
+        return -(-len(text) // self._longest_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         """Ids of a text; with ``parse_special`` its added tokens are recognised."""

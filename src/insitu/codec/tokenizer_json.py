@@ -74,6 +74,7 @@ class _Reader:
             missing_bytes=missing_bytes(normal),
             prefix_ids=prefix_ids,
             suffix_ids=suffix_ids,
+            is_normalized=self._file.get("normalizer") is not None,
             special_texts=texts,
         )
 

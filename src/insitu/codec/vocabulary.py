@@ -33,7 +33,8 @@ class Vocabulary:
     ``added``: spelling to id of tokens that are matched as a whole (control and user-defined).
     ``padding``: ids that stand for nothing. ``prefix_ids`` and ``suffix_ids``: what
     ``add_special_tokens`` puts around a text. ``special_texts``: bos_token, eos_token, ...
-    ``encode_plain``: ids of text in which no added token is recognised.
+    ``encode_plain``: ids of text in which no added token is recognised. ``is_normalized``: what it
+    encodes is the text's NFC form, which may be shorter.
     """
 
     pieces: list[str]
@@ -45,6 +46,7 @@ class Vocabulary:
     missing_bytes: bytes = b""
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
+    is_normalized: bool = False
     special_texts: dict[str, str] = field(default_factory=dict)
 
 

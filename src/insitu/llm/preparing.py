@@ -74,10 +74,12 @@ class Preparer:
             add_generation_prompt=request.add_generation_prompt,
             kwargs=request.template_kwargs,
         )
+        self._require_possible(typed.text, "messages")
         token_ids = tuple(self.tokenizer.encode_typed(typed.pieces))
         return Tokenized(_not_empty(token_ids, "messages"), typed.text)
 
     def _text(self, request: Request, text: str) -> Tokenized:
+        self._require_possible(text, "prompt")
         token_ids = tuple(
             self.tokenizer.encode(
                 text,
@@ -94,6 +96,19 @@ class Preparer:
                     "set parse_special to true to encode it as that token."
                 )
         return Tokenized(_not_empty(token_ids, "prompt"), text, tuple(warnings))
+
+    def _require_possible(self, text: str, param: str) -> None:
+        """Refuse a text that not even the longest tokens could make fit, before it is cut up."""
+        if len(text) <= self.max_model_len:
+            return
+        least = self.tokenizer.least_num_tokens(text)
+        if least > self.max_model_len:
+            raise Refusal(
+                f"This model's maximum context length is {self.max_model_len} tokens, but a prompt "
+                f"of {len(text)} characters has more than {least - 1}.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def _max_tokens(self, request: Request, num_prompt_tokens: int) -> int:
         asked = request.sampling.max_tokens

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from insitu.server.body import BodyBudget
 from insitu.server.lifecycle import Lifecycle
 from insitu.server.service import Service
 
@@ -26,7 +27,9 @@ def create_app(generator: Generator, options: ServerOptions) -> Starlette:
     from insitu.server.door import Door, http_error  # noqa: PLC0415 - see above
     from insitu.server.metrics import Metrics  # noqa: PLC0415
 
-    service = Service(generator, options, Metrics(generator), Lifecycle())
+    service = Service(
+        generator, options, Metrics(generator), Lifecycle(), BodyBudget(options.max_body_bytes)
+    )
     app = Starlette(
         routes=routes(),
         middleware=[Middleware(Door, service=service)],

@@ -1,8 +1,8 @@
 """Read a request's body and parse its JSON, trusting neither.
 
 Not here: what the fields mean (``schema``). Always true: a value handed on is plain JSON without
-duplicate keys or lone surrogates, nested at most ``MAX_DEPTH`` deep, and at most
-``max_body_bytes`` were held for it.
+duplicate keys or lone surrogates, nested at most ``MAX_DEPTH`` deep, of at most ``MAX_VALUES`` values
+and ``MAX_CONTAINERS`` objects and lists; what all large bodies take together is bounded.
 """
 
 from __future__ import annotations
@@ -10,31 +10,88 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from insitu.server.errors import ClientGone, clip
 from insitu.types import Refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from starlette.requests import Request
 
 MAX_DEPTH = 64
+# A small text can become large objects: these are counted before it is parsed.
+MAX_VALUES = 2**18
+MAX_CONTAINERS = 2**14
 _MAX_MEMBERS = 4096
 # Bodies above this are parsed off the event loop.
 LARGE_BODY_BYTES = 64 * 2**10
+# So many bodies of full length are held at once; of smaller ones accordingly more.
+NUM_FULL_BODIES = 4
 # An over-long body is read and thrown away for this long, so that its sender gets to the answer.
 _DISCARD_S = 2.0
+_DISCARDED_PARTS = 16  # and for so many times the limit
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+class BodyBudget:
+    """What large bodies may take at once; a connection's first ``LARGE_BODY_BYTES`` are free."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._left_bytes = NUM_FULL_BODIES * max_body_bytes
+
+    @contextmanager
+    def account(self) -> Iterator[BodyAccount]:
+        """An account for one body, given back when its bytes are no longer needed."""
+        account = BodyAccount(self)
+        try:
+            yield account
+        finally:
+            self._left_bytes += account.taken_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """Take bytes, or refuse for now."""
+        if num_bytes > self._left_bytes:
+            message = "Too many large bodies are being read at once. Try again later."
+            raise Refusal(
+                message,
+                status=503,
+                kind="server_error",
+                code="too_many_large_bodies",
+                retry_after_s=1,
+            )
+        self._left_bytes -= num_bytes
+
+
+class BodyAccount:
+    """What one body has taken."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.taken_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """The body has grown to this size."""
+        wanted = max(0, size_bytes - LARGE_BODY_BYTES) - self.taken_bytes
+        if wanted > 0:
+            self._budget.take(wanted)
+            self.taken_bytes += wanted
+
+
+async def read_body(
+    request: Request, max_bytes: int, timeout_s: float, account: BodyAccount
+) -> bytes:
     """Return the whole body, or refuse it: 413 too long, 408 too slow, 415 not JSON."""
     _check_content_type(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         if request.headers.get("expect", "").lower() != "100-continue":
-            await _discard(request, 4 * max_bytes)
+            await _discard(request, _DISCARDED_PARTS * max_bytes)
         raise _too_long(max_bytes)
     parts, size = [], 0
     try:
@@ -45,6 +102,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
                 size += len(part)
                 if size > max_bytes:
                     break
+                account.hold(size)
                 parts.append(part)
     except TimeoutError:
         message = f"The body did not arrive within {timeout_s:g} s."
@@ -52,7 +110,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
     if size > max_bytes:
         parts.clear()
         if more:
-            await _discard(request, 4 * max_bytes)
+            await _discard(request, _DISCARDED_PARTS * max_bytes)
         raise _too_long(max_bytes)
     return b"".join(parts)
 
@@ -102,6 +160,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise _invalid("The body is empty.")
     if body.startswith(b"\xef\xbb\xbf"):
         raise _invalid("The body must not start with a byte order mark.")
+    _check_size(body)
     try:
         text = body.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
@@ -115,9 +174,34 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise _invalid("The body holds a number with too many digits.") from None
     if not isinstance(value, dict):
         raise _invalid("The body must be a JSON object.")
-    if _SURROGATE.search(body) or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    if _SURROGATE.search(body):
         _check_strings(value)
     return value
+
+
+def _check_size(body: bytes) -> None:
+    """Refuse what would become too many objects, or too deep ones: counted before any is made."""
+    num_containers = body.count(b"[") + body.count(b"{")
+    if num_containers <= MAX_DEPTH and num_containers + body.count(b",") <= MAX_VALUES:
+        return
+    # Without its strings the text has only signs that count.
+    without_escapes = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if without_escapes.count(b'"') > 2 * MAX_VALUES:
+        raise _too_many(MAX_VALUES, "strings")
+    outside = b"".join(without_escapes.split(b'"')[::2])
+    num_containers = outside.count(b"[") + outside.count(b"{")
+    if num_containers + outside.count(b",") > MAX_VALUES:
+        raise _too_many(MAX_VALUES, "values")
+    brackets = outside.translate(None, _NOT_BRACKETS)
+    if max(num_containers, len(brackets) - num_containers) > MAX_CONTAINERS:
+        raise _too_many(MAX_CONTAINERS, "objects and lists")
+    depths = accumulate(1 if sign in b"[{" else -1 for sign in brackets)
+    if max(depths, default=0) > MAX_DEPTH:
+        raise _too_deep()
+
+
+def _too_many(maximum: int, what: str) -> Refusal:
+    return _invalid(f"The body holds more than {maximum} {what}.")
 
 
 def _invalid(message: str, param: str | None = None) -> Refusal:
@@ -146,9 +230,9 @@ def _constant(name: str) -> None:
 
 
 def _check_strings(root: Any) -> None:
-    """Refuse lone surrogates and deep nesting, walking without recursion."""
+    """Refuse lone surrogates, walking without recursion."""
     level: list[tuple[str, Any]] = [("", root)]
-    for _ in range(MAX_DEPTH + 1):
+    while level:
         below: list[tuple[str, Any]] = []
         for path, value in level:
             if isinstance(value, str):
@@ -163,10 +247,7 @@ def _check_strings(root: Any) -> None:
                     for index, item in enumerate(value)
                     if isinstance(item, str | dict | list)
                 )
-        if not below:
-            return
         level = below
-    raise _too_deep()
 
 
 def _check_string(path: str, value: str) -> None:

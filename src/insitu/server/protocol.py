@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol with bounds: the size of a request's head, and the time it may take.
 
 Not here: bodies (``body`` bounds them where they are read). Always true: what cannot be parsed is
-answered in OpenAI's error shape, and the connection closes after it.
+answered in OpenAI's error shape, and the connection closes after it; a trailer is never a header; a
+request that offers another protocol (``Upgrade: h2c``) is answered in this one, body and all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from insitu.server.errors import error_body, json_bytes
@@ -42,7 +44,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless the head it belongs to has grown too long."""
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as offer:
+            self._go_on_without_upgrade(data[offer.args[0] :])
+            return
         if self._head_bytes is None or self.transport.is_closing():
             return
         self._head_bytes += len(data)
@@ -56,11 +65,45 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_timed_out)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; what comes after the head is a trailer, and is dropped."""
+        if self._head_bytes is not None:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        if self.parser.should_upgrade():
+            return  # the parser stops here: see below
         self._head_bytes = None
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Parse the request again as if it had offered no other protocol; its body is in ``rest``.
+
+        Java's own client offers h2c with every request; the parser takes all after such a head for
+        the other protocol.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        lines = [method + b" " + self.url + b" HTTP/1.1"]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = (token.strip() for token in value.lower().split(b","))
+                kept = [token for token in tokens if token not in {b"upgrade", b"http2-settings"}]
+                lines += [name + b": " + b", ".join(kept)] if kept else []
+            elif name not in {b"upgrade", b"http2-settings"}:
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self._head_bytes = None
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what could not be parsed."""
@@ -79,7 +122,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Write a whole answer by hand, where no request exists to answer, and close."""
         self._stop_timer()
-        is_answering = self.cycle is not None and not self.cycle.response_complete
+        cycle = self.cycle
+        is_answering = cycle is not None and (
+            bool(self.pipeline) or (cycle.response_started and not cycle.response_complete)
+        )
         if not is_answering:
             body = json_bytes(error_body(Refusal(message, status=status, code=code)))
             head = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
     from insitu.server.options import ServerOptions
     from insitu.server.service import Service
+
+class ListenError(Exception):
+    """An address that cannot be listened on, and what to change."""
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # After a second signal: what the event loop gets before the process is ended under it.
@@ -51,7 +56,16 @@ def serve(app: Starlette, options: ServerOptions) -> int:
         timeout_graceful_shutdown=_CLOSE_S,
     )
     server = DrainingServer(config, app.state.service)
-    server.run()
+    # Its one line about a port in use does not say what to do; ours does.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    try:
+        server.run()
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, OSError):
+            raise
+        reason = ended.__context__.strerror or str(ended.__context__)
+        message = f"cannot listen on {options.host} port {options.port}: {reason}"
+        raise ListenError(f"{message}; give another --host or --port.") from ended.__context__
     return server.exit_code
 
 
@@ -69,6 +83,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if not self.started:
             return
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         port = self.servers[0].sockets[0].getsockname()[1]
         host = self.config.host
         name = f"[{host}]" if ":" in host else host

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from insitu.server.schema import MAX_ID, Neutral, Wire
 from insitu.types import Refusal, SamplingParams
 
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=SamplingParams.MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[int, Field(ge=1, le=1)]

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from insitu.server.body import LARGE_BODY_BYTES, parse_json, read_body
+from insitu.server.body import LARGE_BODY_BYTES, BodyBudget, parse_json, read_body
 from insitu.types import Refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.requests import Request
 
     from insitu.server.lifecycle import Lifecycle
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from insitu.types import Generator, ModelCard
 
     WireT = TypeVar("WireT", bound=Wire)
+    T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Service:
     options: ServerOptions
     metrics: Metrics
     lifecycle: Lifecycle
+    bodies: BodyBudget
 
 
 def service_of(request: Request) -> Service:
@@ -41,20 +46,22 @@ def service_of(request: Request) -> Service:
     return service
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """Read a body and parse its JSON, a large one off the event loop."""
-    options = service_of(request).options
-    body = await read_body(request, options.max_body_bytes, options.body_timeout_s)
-    if len(body) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(parse_json, body)
-    return parse_json(body)
+async def read_parsed(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+    """Read a body, parse its JSON and check the object, a large one off the event loop."""
+    service = service_of(request)
+    options = service.options
+    with service.bodies.account() as account:
+        body = await read_body(request, options.max_body_bytes, options.body_timeout_s, account)
+        if len(body) > LARGE_BODY_BYTES:
+            return await asyncio.to_thread(lambda: check(parse_json(body)))
+        return check(parse_json(body))
 
 
 async def read_wire(request: Request, model: type[WireT]) -> WireT:
     """Read a body and check it against its model."""
     from insitu.server.schema import parse_wire  # noqa: PLC0415 - slow to import
 
-    return parse_wire(model, await read_object(request))
+    return await read_parsed(request, partial(parse_wire, model))
 
 
 def is_served(card: ModelCard, name: str) -> bool:

@@ -10,34 +10,22 @@ from typing import TYPE_CHECKING, Any
 from insitu.server.answer import new_id
 from insitu.server.errors import JSONAnswer
 from insitu.server.record import record_of
-from insitu.server.service import is_served, read_object, read_wire, service_of, unknown_model
+from insitu.server.service import is_served, read_parsed, read_wire, service_of, unknown_model
 from insitu.types import Refusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from insitu.server.schema_tokens import TokenizeMessagesRequest, TokenizePromptRequest
+
 
 async def tokenize(request: Request) -> Response:
     """Ids of a prompt; of messages, the rendered prompt too."""
-    from insitu.server.schema import parse_wire  # noqa: PLC0415 - slow to import
-    from insitu.server.schema_tokens import (  # noqa: PLC0415 - slow to import
-        TokenizeMessagesRequest,
-        TokenizePromptRequest,
-    )
-
     service = service_of(request)
-    value = await read_object(request)
-    wire: TokenizePromptRequest | TokenizeMessagesRequest
-    if "messages" not in value:
-        wire = parse_wire(TokenizePromptRequest, value)
-    elif "prompt" in value:
-        message = "Give either prompt or messages, not both."
-        raise Refusal(message, param="prompt", code="invalid_value")
-    else:
-        wire = parse_wire(TokenizeMessagesRequest, value)
+    asked = (await read_parsed(request, _tokenize_wire)).to_request(new_id("tok"))
     try:
-        tokenized = await service.generator.tokenize(wire.to_request(new_id("tok")))
+        tokenized = await service.generator.tokenize(asked)
     except Refusal as refusal:
         if refusal.status == 404:
             raise unknown_model() from refusal
@@ -47,11 +35,26 @@ async def tokenize(request: Request) -> Response:
         "tokens": list(tokenized.token_ids),
         "count": len(tokenized.token_ids),
     }
-    if isinstance(wire, TokenizeMessagesRequest):
+    if asked.messages is not None:
         answer["prompt"] = tokenized.prompt_text
     if tokenized.warnings:
         answer["warnings"] = list(tokenized.warnings)
     return JSONAnswer(answer)
+
+
+def _tokenize_wire(value: dict[str, Any]) -> TokenizePromptRequest | TokenizeMessagesRequest:
+    from insitu.server.schema import parse_wire  # noqa: PLC0415 - slow to import
+    from insitu.server.schema_tokens import (  # noqa: PLC0415 - slow to import
+        TokenizeMessagesRequest,
+        TokenizePromptRequest,
+    )
+
+    if "messages" not in value:
+        return parse_wire(TokenizePromptRequest, value)
+    if "prompt" in value:
+        message = "Give either prompt or messages, not both."
+        raise Refusal(message, param="prompt", code="invalid_value")
+    return parse_wire(TokenizeMessagesRequest, value)
 
 
 async def detokenize(request: Request) -> Response:

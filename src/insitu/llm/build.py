@@ -75,6 +75,7 @@ def build(
             model = load_model(source)
             made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
             tokenizer, template = codec.result()
+            _require_rows(source, tokenizer, model)
             loop = start_engine(model, made, max_num_waiting=max_num_waiting)
         try:
             names = (name, *aliases)
@@ -102,6 +103,14 @@ def _sampling_defaults(source: TensorSource, wanted: Wanted) -> SamplingDefaults
 def _load_codec(source: TensorSource) -> tuple[Tokenizer, ChatTemplate]:
     tokenizer = load_tokenizer(source)
     return tokenizer, load_chat_template(source, tokenizer)
+
+
+def _require_rows(source: TensorSource, tokenizer: Tokenizer, model: LoadedModel) -> None:
+    """A GGUF file lists a token for each row of the embedding, padding included."""
+    num_tokens, num_rows = tokenizer.vocab_size, model.spec.vocab_size
+    if source.format == "gguf" and num_tokens != num_rows:
+        message = f"has {num_tokens} tokens, but the embedding has {num_rows} rows"
+        raise source.metadata.fault("tokenizer.ggml.tokens", message)
 
 
 def _card(

@@ -76,6 +76,7 @@ class Preparer:
         )
         self._require_possible(typed.text, "messages")
         token_ids = tuple(self.tokenizer.encode_typed(typed.pieces))
+        self._require_rows("messages", token_ids)
         return Tokenized(_not_empty(token_ids, "messages"), typed.text)
 
     def _text(self, request: Request, text: str) -> Tokenized:
@@ -87,6 +88,7 @@ class Preparer:
                 parse_special=request.parse_special,
             )
         )
+        self._require_rows("prompt", token_ids)
         warnings = []
         if not request.parse_special:
             spelled = self.tokenizer.spells_added_token(text)
@@ -132,6 +134,14 @@ class Preparer:
                 code="model_not_found",
                 status=404,
             )
+
+    def _require_rows(self, param: str, token_ids: tuple[int, ...]) -> None:
+        """A tokenizer.json may hold tokens that were added after the model was made."""
+        if max(token_ids, default=0) >= self.vocab_size:
+            token_id = max(token_ids)
+            text = self.tokenizer.token_text(token_id)
+            message = f"The model has no embedding for token {token_id}, {text[:40]!r}."
+            raise Refusal(message, param=param, code="unencodable_text")
 
     def _require_ids(self, param: str, token_ids: Iterable[int]) -> None:
         for index, token_id in enumerate(token_ids):

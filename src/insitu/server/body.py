@@ -1,8 +1,8 @@
 """Read a request's body and parse its JSON, trusting neither.
 
 Not here: what the fields mean (``schema``). Always true: a value handed on is plain JSON without
-duplicate keys or lone surrogates, nested at most ``MAX_DEPTH`` deep, of at most ``MAX_VALUES`` values
-and ``MAX_CONTAINERS`` objects and lists; what all large bodies take together is bounded.
+duplicate keys or lone surrogates, nested at most ``MAX_DEPTH`` deep, of at most ``MAX_VALUES``
+values and ``MAX_CONTAINERS`` objects and lists; what all large bodies take together is bounded.
 """
 
 from __future__ import annotations

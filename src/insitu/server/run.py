@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from insitu.server.options import ServerOptions
     from insitu.server.service import Service
 
+
 class ListenError(Exception):
     """An address that cannot be listened on, and what to change."""
 

@@ -21,7 +21,7 @@ from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from insitu.llm.text_generator import TextGenerator
@@ -30,17 +30,16 @@ START = "S"
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-@contextmanager
-def dictated(
+def write_dictated(
     folder: Path,
     script: Sequence[bytes],
     *,
     template: str = PLAIN,
     is_endless: bool = False,
     fails: bool = False,
-    **settings: Any,
-) -> Iterator[TextGenerator]:
-    """A generator that says the script, then ends, repeats its last token for ever, or fails."""
+    **sizes: Any,
+) -> Path:
+    """A model that says the script, then ends, repeats its last token for ever, or fails."""
     extra = tuple(token for token in script if len(token) > 1)
     words = Vocabulary(extra)
     ids = [words.id_of(START), *map(words.id_of, script)]
@@ -53,8 +52,18 @@ def dictated(
         extra_tokens=extra,
         spoilt=ids[-1:] if fails else (),
         pairs={"tokenizer.chat_template": template},
+        **sizes,
     )
-    generator = build(path, name="tiny", threads=1, **settings)
+    return path
+
+
+@contextmanager
+def dictated(
+    folder: Path, script: Sequence[bytes], *, settings: Mapping[str, Any] | None = None, **how: Any
+) -> Iterator[TextGenerator]:
+    """A generator over ``write_dictated``; ``settings`` are the engine's."""
+    path = write_dictated(folder, script, **how)
+    generator = build(path, name="tiny", threads=1, **(settings or {}))
     try:
         yield generator
     finally:

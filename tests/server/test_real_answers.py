@@ -105,7 +105,8 @@ def test_a_failure_in_the_middle_is_an_error_and_no_finish(tmp_path: Path) -> No
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextGenerator]:
     """It says a for ever; context and KV cache hold 96 tokens."""
     folder = tmp_path_factory.mktemp("endless")
-    with dictated(folder, [b"a"], is_endless=True, kv_cache_bytes=96 * 64) as generator:
+    settings = {"kv_cache_bytes": 96 * 64}
+    with dictated(folder, [b"a"], is_endless=True, settings=settings) as generator:
         assert generator.plan.kv_tokens == generator.plan.max_model_len == 96
         yield generator
 

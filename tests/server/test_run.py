@@ -153,6 +153,17 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
         (raw_post(TEXT, b"-1\r\nabc", "Transfer-Encoding: chunked"), 400),
         (b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 403),
+        (raw_post(TEXT, b'{"model":"tiny"}', "Content-Length: 7"), 400),
+        (raw_post(TEXT, b"{}", "Content-Length: 2", *(f"X{i}: y" for i in range(10_000))), 431),
+        (
+            raw_post(
+                TEXT, b"x", "Content-Length: 1", "Content-Encoding: gzip", "Connection: close"
+            ),
+            415,
+        ),
+        (b"GET /v1/../v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"GET /V1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"GET /health%0a HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (b"GET //v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (b"GET /v1/models%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n", 200),
@@ -207,6 +218,20 @@ def test_a_port_in_use_says_what_to_do() -> None:
         )
     assert "ListenError: cannot listen on 127.0.0.1 port" in done.stderr
     assert "--port" in done.stderr
+
+
+def test_a_body_that_never_ends_is_given_up_and_holds_nobody() -> None:
+    body = json.dumps(text_body()).encode()
+    with running(body_timeout_s=0.6) as one, one.connect() as short, one.connect() as slow:
+        short.sendall(raw_post(TEXT, body, f"Content-Length: {len(body) + 5}"))
+        slow.sendall(raw_post(TEXT, b"", f"Content-Length: {len(body)}"))
+        with contextlib.suppress(ConnectionError):
+            for byte in body[:10]:
+                slow.sendall(bytes((byte,)))
+                assert httpx.get(one.url + "/health").status_code == 200
+                time.sleep(0.1)
+        for connection in (short, slow):
+            assert read_all(connection).startswith(b"HTTP/1.1 408 ")
 
 
 def test_expect_continue_is_honoured(server: Running) -> None:

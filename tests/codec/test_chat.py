@@ -242,3 +242,26 @@ def test_tools_are_written_as_json_and_are_the_callers() -> None:
     tools = [json.loads('{"type": "function", "function": {"name": "é", "n": 1.50}}')]
     typed = chat("{{ tools[0] | tojson }}").render([Message("user", "x")], tools=tools)
     assert typed.pieces == (('{"type": "function", "function": {"name": "é", "n": 1.5}}', False),)
+
+
+def test_what_a_template_never_mentions_is_said() -> None:
+    call = ToolCall("c1", "f", "{}")
+    said = Message("assistant", "a", name="n", tool_calls=(call,), reasoning_content="r")
+    messages = [Message("user", "x"), said, said]
+    given: dict[str, Any] = {"tools": [{"type": "function"}], "kwargs": {"style": 1, "today": "x"}}
+    all_of_it = [
+        "tools",
+        "chat_template_kwargs.style",
+        "chat_template_kwargs.today",
+        "messages[1].name",
+        "messages[1].tool_calls",
+        "messages[1].reasoning_content",
+    ]
+    assert chat(TEMPLATES["smollm2"]).unread(messages, **given) == all_of_it
+    assert chat(STRICT).unread([Message("user", "x")]) == []
+    rest = "{{ style }}{{ strftime_now('%Y') }}"
+    assert chat(SHAPED + rest).unread(messages, **given) == []
+    by_word = (
+        "{{ messages | map(attribute='tool_calls.name') }}{{ messages[0]['reasoning_content'] }}"
+    )
+    assert chat(by_word).unread(messages) == []

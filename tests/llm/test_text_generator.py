@@ -115,6 +115,8 @@ def test_refusals(generator: TextGenerator) -> None:
         assert "passwd" not in unknown.message
         for name in ("tiny", "other", "default"):
             await generator.prepare(request(model=name))
+        role = await refused(messages=(Message("user", "a"), Message("robot", "b")))
+        assert (role.status, role.param) == (400, "messages[1].role")
         for fields in ({"messages": (Message("user", "a"),), "prompt": "b"}, {"prompt": None}):
             assert (await refused(**fields)).status == 400
         with pytest.raises(Refusal):
@@ -133,6 +135,18 @@ def test_tokenize_and_back(generator: TextGenerator) -> None:
         assert chat.prompt_text is not None
         assert chat.prompt_text.startswith("<|im_start|>user\nhi<|im_end|>")
         assert await generator.detokenize(chat.token_ids) == chat.prompt_text
+
+    asyncio.run(main())
+
+
+def test_what_the_template_does_not_show_is_a_warning(generator: TextGenerator) -> None:
+    async def main() -> None:
+        plain = request(messages=(Message("user", "a"),))
+        assert (await generator.prepare(plain)).warnings == ()
+        more = replace(plain, template_kwargs={"enable_thinking": False})
+        for prepared in (await generator.prepare(more), await generator.tokenize(more)):
+            (warning,) = prepared.warnings
+            assert "chat_template_kwargs.enable_thinking" in warning
 
     asyncio.run(main())
 

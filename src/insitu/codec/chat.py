@@ -128,6 +128,27 @@ class ChatTemplate:
             raise Refusal(message, param="messages", code="chat_template_fault") from fault
         return _without_end(typed, messages) if continue_final_message else typed
 
+    def unread(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Paths of what a caller gave and the template never mentions: it is not in the prompt."""
+        assert self._template is not None
+        variables, attributes = self._template.variables, self._template.attributes
+        unread = ["tools"] if tools and "tools" not in variables else []
+        for name in kwargs or {}:
+            is_date = name == "today" and "strftime_now" in variables
+            if name not in variables and not is_date:
+                unread.append(f"chat_template_kwargs.{name}")
+        for key in ("name", "tool_calls", "reasoning_content"):
+            given = [index for index, message in enumerate(messages) if getattr(message, key)]
+            if given and key not in attributes:
+                unread.append(f"messages[{given[0]}].{key}")
+        return unread
+
 
 def _checked(kwargs: Mapping[str, Any]) -> str | None:
     """Refuse names a caller may not set; the date, where there is one."""

@@ -43,7 +43,7 @@ from insitu.codec.template_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from jinja2.parser import Parser
 
@@ -102,9 +102,14 @@ class Template:
             trim_blocks=True, lstrip_blocks=True, extensions=[loop_controls, _Generation]
         )
         try:
-            self._body = environment.parse(source).body
+            tree = environment.parse(source)
+            self._body = tree.body
             for node in self._body:
                 _check(node)
+            # Names, and words that may be attributes or keys: what a caller gives under any other
+            # cannot be seen.
+            self.variables = frozenset(node.name for node in tree.find_all(nodes.Name))
+            self.attributes = frozenset(_attributes(tree))
         except TemplateSyntaxError as error:
             raise UnsupportedTemplate(f"line {error.lineno}: {error.message}") from error
         except RecursionError as error:
@@ -164,6 +169,15 @@ def _check(node: nodes.Node) -> None:
         raise UnsupportedTemplate(f"{where}: unpacked arguments are not supported")
     for child in node.iter_child_nodes():
         _check(child)
+
+
+def _attributes(tree: nodes.Node) -> Iterator[str]:
+    for attribute in tree.find_all(nodes.Getattr):
+        yield attribute.attr
+    for constant in tree.find_all(nodes.Const):
+        if isinstance(constant.value, str):
+            # map(attribute="function.name") reads both.
+            yield from constant.value.split(".")
 
 
 def _fuel_for(values: Mapping[str, Any]) -> int:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from insitu.types import Prepared, Refusal, Tokenized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from insitu.codec.chat import ChatTemplate
     from insitu.codec.tokenizer import Tokenizer
-    from insitu.types import Request
+    from insitu.types import Message, Request
+
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +70,19 @@ class Preparer:
 
     def _chat(self, request: Request) -> Tokenized:
         assert request.messages is not None
+        _require_roles(request.messages)
+        values: dict[str, Any] = {"tools": request.tools, "kwargs": request.template_kwargs}
         typed = self.template.render(
-            request.messages,
-            tools=request.tools,
-            add_generation_prompt=request.add_generation_prompt,
-            kwargs=request.template_kwargs,
+            request.messages, add_generation_prompt=request.add_generation_prompt, **values
+        )
+        warnings = tuple(
+            f"This model's chat template does not show {path}."
+            for path in self.template.unread(request.messages, **values)
         )
         self._require_possible(typed.text, "messages")
         token_ids = tuple(self.tokenizer.encode_typed(typed.pieces))
         self._require_rows("messages", token_ids)
-        return Tokenized(_not_empty(token_ids, "messages"), typed.text)
+        return Tokenized(_not_empty(token_ids, "messages"), typed.text, warnings)
 
     def _text(self, request: Request, text: str) -> Tokenized:
         self._require_possible(text, "prompt")
@@ -152,6 +157,17 @@ class Preparer:
                     param=param,
                     code="invalid_token_id",
                 )
+
+
+def _require_roles(messages: Sequence[Message]) -> None:
+    """Templates pass over roles they do not know, and what was said under them."""
+    for index, message in enumerate(messages):
+        if message.role not in ROLES:
+            raise Refusal(
+                f"messages[{index}].role must be one of {', '.join(ROLES)}.",
+                param=f"messages[{index}].role",
+                code="invalid_value",
+            )
 
 
 def _not_empty(token_ids: tuple[int, ...], param: str) -> tuple[int, ...]:

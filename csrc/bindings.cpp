@@ -209,6 +209,16 @@ class Handle {
     return open().profile_ns();
   }
 
+  void copy_block(int source, int target) {
+    const std::lock_guard lock(mutex_);
+    open().copy_block(source, target);
+  }
+
+  void wipe_block(int block) {
+    const std::lock_guard lock(mutex_);
+    open().wipe_block(block);
+  }
+
   nb::bytes packed(int linear, int segment) {
     size_t num_bytes = 0;
     const uint8_t* data = open().packed(linear, segment, &num_bytes);
@@ -305,6 +315,8 @@ NB_MODULE(_native, m) {
       .def("sizes", &Handle::sizes)
       .def("start_profile", &Handle::start_profile)
       .def("profile", &Handle::profile)
+      .def("copy_block", &Handle::copy_block)
+      .def("wipe_block", &Handle::wipe_block)
       .def("packed", &Handle::packed);
   m.def("sample", &sample);
 }

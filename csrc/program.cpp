@@ -238,6 +238,21 @@ void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled&
 
 void Executor::start_profile() { profile_ns_.assign(ops_.size() + 1, 0); }
 
+void Executor::copy_block(int source, int target) {
+  require(source >= 0 && source < limits_.num_blocks && target >= 0 && target < limits_.num_blocks,
+          "copy_block: no such block");
+  const size_t bytes = layer_bytes_ / limits_.num_blocks;
+  for (uint8_t* layer = kv_pool_.data(); layer < kv_pool_.data() + sizes_.kv; layer += layer_bytes_)
+    std::memmove(layer + target * bytes, layer + source * bytes, bytes);
+}
+
+void Executor::wipe_block(int block) {
+  require(block >= 0 && block < limits_.num_blocks, "wipe_block: no such block");
+  const size_t bytes = layer_bytes_ / limits_.num_blocks;
+  for (uint8_t* layer = kv_pool_.data(); layer < kv_pool_.data() + sizes_.kv; layer += layer_bytes_)
+    std::memset(layer + block * bytes, 0, bytes);
+}
+
 void Executor::run(const Batch& batch) {
   planned_for_ = nullptr;
   for (size_t i = 0; i < ops_.size(); i++)

@@ -76,6 +76,10 @@ class Executor {
   void forward(const Batch& batch, float* logits);  // [R, vocab]
   void step(const Batch& batch, const Sampling& sampling, const Sampled& out);
 
+  // Keys and values of one block of every layer.
+  void copy_block(int source, int target);
+  void wipe_block(int block);
+
   int vocab_size() const { return vocab_size_; }
   const Sizes& sizes() const { return sizes_; }
   const uint8_t* packed(int linear, int segment, size_t* num_bytes) const;

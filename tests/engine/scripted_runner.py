@@ -38,6 +38,8 @@ class ScriptedRunner:
         self.is_closed = False
         self.fail_next: Exception | None = None
         self.not_finite: set[str] = set()
+        self.wiped: set[int] = set()
+        self.num_wiped = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -49,8 +51,11 @@ class ScriptedRunner:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
-        held = [block for one in scheduled for block in one.sequence.block_ids]
-        assert len(held) == len(set(held)), "a block is lent twice"
+        written = [block for one in scheduled for block in written_blocks(one)]
+        assert len(written) == len(set(written)), "a block is written by two"
+        read = {block for one in scheduled for block in one.sequence.block_ids} - set(written)
+        assert not read & self.wiped, "a wiped block is read"
+        self.wiped -= set(written)
         return [self._run_one(one) for one in scheduled]
 
     def _run_one(self, item: Scheduled) -> SampledToken | Exception | None:
@@ -64,7 +69,22 @@ class ScriptedRunner:
         if sequence.prompt.request_id in self.not_finite:
             return RuntimeError("not finite")
         past = [self.cache[slot_of(sequence.block_ids, position)] for position in range(end)]
-        return SampledToken(next_token(past, sequence.prompt.seed))
+        return SampledToken(next_token(past, sequence.prompt.seed + sequence.choice))
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy what the slots of a block hold."""
+        assert source not in self.wiped, "a wiped block is copied"
+        for offset in range(BLOCK_SIZE):
+            token_id = self.cache.get(source * BLOCK_SIZE + offset, 0)
+            self.cache[target * BLOCK_SIZE + offset] = token_id
+        self.wiped.discard(target)
+
+    def wipe_block(self, block: int) -> None:
+        """Make the slots of a block useless."""
+        for offset in range(BLOCK_SIZE):
+            self.cache.pop(block * BLOCK_SIZE + offset, None)
+        self.wiped.add(block)
+        self.num_wiped += 1
 
     def close(self) -> None:
         """Remember that it was closed."""
@@ -74,6 +94,13 @@ class ScriptedRunner:
 def slot_of(block_ids: Items[int], position: int) -> int:
     """Where a position's token lies."""
     return block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+def written_blocks(item: Scheduled) -> set[int]:
+    """The blocks that a share writes to."""
+    first = item.sequence.num_computed_tokens
+    positions = range(first, first + item.num_tokens)
+    return {item.sequence.block_ids[position // BLOCK_SIZE] for position in positions}
 
 
 def make_engine(
@@ -95,11 +122,11 @@ def make_prompt(name: str, num_tokens: int = 5, max_tokens: int = 6, seed: int =
     return Prompt(name, ids, max_tokens, seed)
 
 
-def expected_tokens(prompt: Prompt) -> list[int]:
+def expected_tokens(prompt: Prompt, choice: int = 0) -> list[int]:
     """What the scripted model gives this prompt alone."""
     token_ids = list(prompt.token_ids)
     for _ in range(prompt.max_tokens):
-        token_ids.append(next_token(token_ids, prompt.seed))
+        token_ids.append(next_token(token_ids, prompt.seed + choice))
         if token_ids[-1] in prompt.stop_ids:
             break
     return token_ids[len(prompt.token_ids) :]
@@ -116,6 +143,10 @@ def run_all(engine: Engine, max_steps: int = 10_000) -> dict[str, list[Output]]:
     raise AssertionError("the engine does not come to an end")
 
 
-def tokens_of(outputs: Items[Output]) -> list[int]:
-    """The sampled ids."""
-    return [output.token.token_id for output in outputs if output.token is not None]
+def tokens_of(outputs: Items[Output], choice: int = 0) -> list[int]:
+    """The sampled ids of a choice."""
+    return [
+        output.token.token_id
+        for output in outputs
+        if output.token is not None and output.choice == choice
+    ]

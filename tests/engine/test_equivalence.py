@@ -187,3 +187,36 @@ def test_equal_requests_with_other_seeds_differ() -> None:
     got = answers(run_all(engine))
     assert got["1"] != got["2"] != got[str(2**64 - 1)]
     engine.runner.close()
+
+
+@pytest.mark.parametrize("num_blocks", [22, 64], ids=["evicted", "warm"])
+def test_found_blocks_change_nothing(
+    num_blocks: int, alone: dict[str, list[SampledToken | None]]
+) -> None:
+    engine = make_engine(Setup(num_blocks=num_blocks, tokens=24, tokens_alone=24))
+    salted = [replace(prompt, cache_salt=b"tenant") for prompt in prompts()]
+    for turn in range(3):
+        for prompt in random.Random(turn).sample(salted, 12):  # noqa: S311
+            engine.add(prompt)
+        assert answers(run_all(engine)) == alone
+    assert engine.stats.counter("prefix_cache_hits") > (200 if num_blocks == 64 else 0)
+    engine.forget(b"tenant")
+    for prompt in salted:
+        engine.add(prompt)
+    assert answers(run_all(engine)) == alone
+    engine.runner.close()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 18, 33])
+def test_choices_are_the_same_forked_or_one_by_one(num_tokens: int) -> None:
+    prompt = replace(prompts()[8], num_choices=3, max_tokens=20, temperature=1.0, num_logprobs=2)
+    prompt = replace(prompt, token_ids=prompt.token_ids[:num_tokens])
+    got = []
+    for max_num_seqs in (1, 3):
+        engine = make_engine(Setup(max_num_seqs=max_num_seqs))
+        engine.add(prompt)
+        outputs = run_all(engine)[prompt.request_id]
+        got.append([[one.token for one in outputs if one.choice == choice] for choice in range(3)])
+        engine.runner.close()
+    assert got[0] == got[1]
+    assert got[0][0] != got[0][1] != got[0][2]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import pytest
 from engine.scripted_runner import (
@@ -15,15 +14,9 @@ from engine.scripted_runner import (
     run_all,
     tokens_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from insitu.engine.scheduler import Scheduler
 from insitu.types import FinishReason, Refusal
-
-if TYPE_CHECKING:
-    from insitu.engine.engine import Engine
-    from insitu.engine.sequence import Prompt
 
 
 def test_schedule_stays_one_screen() -> None:
@@ -155,79 +148,3 @@ def test_few_logit_rows_delay_but_change_nothing() -> None:
     outputs = run_all(engine)
     for prompt in prompts:
         assert tokens_of(outputs[prompt.request_id]) == expected_tokens(prompt)
-
-
-@dataclass
-class Load:
-    """Requests that arrive, and aborts, each at its step."""
-
-    engine: Engine
-    prompts: dict[int, list[Prompt]]
-    aborts: dict[int, list[str]]
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    aborted: set[str] = field(default_factory=set)
-
-    def run(self) -> None:
-        """Step until all is over, checking the pool after every step."""
-        step = 0
-        while step <= 40 or self.engine.has_work:
-            self._come_and_go(step)
-            if self.engine.has_work:
-                self._step()
-            scheduler = self.engine.scheduler
-            held = [s.block_ids for s in (*scheduler.running, *scheduler.waiting)]
-            assert sum(map(len, held)) == scheduler.pool.num_held
-            assert scheduler.pool.num_free + scheduler.pool.num_held == scheduler.pool.num_blocks
-            step += 1
-            assert step < 5000
-
-    def _come_and_go(self, step: int) -> None:
-        for prompt in self.prompts.get(step, []):
-            self.engine.add(prompt)
-        self.aborted |= {name for name in self.aborts.get(step, []) if self.engine.abort(name)}
-
-    def _step(self) -> None:
-        for output in self.engine.step():
-            assert output.request_id not in self.ended | self.aborted
-            assert output.token is not None
-            self.tokens.setdefault(output.request_id, []).append(output.token.token_id)
-            if output.is_last:
-                self.ended.add(output.request_id)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    requests=st.lists(
-        st.tuples(st.integers(1, 40), st.integers(1, 25), st.integers(0, 30)),
-        min_size=1,
-        max_size=12,
-    ),
-    num_blocks=st.integers(17, 40),
-    max_num_seqs=st.integers(1, 6),
-    tokens=st.integers(6, 20),
-    rows=st.integers(1, 6),
-    aborts=st.dictionaries(st.integers(0, 11), st.integers(0, 40)),
-)
-def test_any_load_ends_once_each_without_leaks(
-    requests: list[tuple[int, int, int]],
-    num_blocks: int,
-    max_num_seqs: int,
-    tokens: int,
-    rows: int,
-    aborts: dict[int, int],
-) -> None:
-    engine, _ = make_engine(num_blocks, max_num_seqs, tokens, tokens + 5, rows)
-    load = Load(engine, {}, {})
-    prompts = []
-    for index, (num_tokens, max_tokens, arrival) in enumerate(requests):
-        prompts.append(make_prompt(f"r{index}", num_tokens, max_tokens, index))
-        load.prompts.setdefault(arrival, []).append(prompts[-1])
-    for index, step in aborts.items():
-        load.aborts.setdefault(step, []).append(f"r{index}")
-    load.run()
-    assert load.ended | load.aborted == {prompt.request_id for prompt in prompts}
-    assert engine.scheduler.pool.num_held == 0
-    for prompt in prompts:
-        if prompt.request_id in load.ended:
-            assert load.tokens[prompt.request_id] == expected_tokens(prompt)

@@ -2,8 +2,8 @@
 
 Not here: threads (``loop``), text, memory sizes (``plan``).
 
-Always true: every sequence added gives exactly one last output, unless it is aborted; what goes
-wrong inside a step ends that step's sequences and no others.
+Always true: every choice of a prompt added gives exactly one last output, unless it is aborted;
+what goes wrong inside a step ends that step's sequences and no others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Engine:
         self.runner = runner
         self.scheduler = Scheduler(pool, budget, stats)
         self.stats = stats
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[str, dict[int, Sequence]] = {}  # by request and choice
 
     @property
     def has_work(self) -> bool:
@@ -40,22 +40,33 @@ class Engine:
         return self.scheduler.has_work
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a prompt; what can never fit is refused."""
+        """Queue a prompt's choices; what can never fit is refused."""
         pool = self.scheduler.pool
         require_fit(pool, len(prompt.token_ids), prompt.max_tokens)
         assert prompt.request_id not in self._sequences
-        sequence = self._sequences[prompt.request_id] = Sequence(prompt)
-        self.scheduler.add(sequence)
-        self.stats.count("sequences_submitted")
+        first = Sequence(prompt)
+        others = [Sequence(prompt, choice, first) for choice in range(1, prompt.num_choices)]
+        self._sequences[prompt.request_id] = {one.choice: one for one in (first, *others)}
+        for sequence in (first, *others):
+            self.scheduler.add(sequence)
+        self.stats.count("sequences_submitted", prompt.num_choices)
 
-    def abort(self, request_id: str) -> bool:
-        """Forget a sequence; False if it is not here."""
-        sequence = self._sequences.pop(request_id, None)
-        if sequence is None:
-            return False
-        self.scheduler.abort(sequence)
-        self.stats.count("sequences_aborted")
-        return True
+    def abort(self, request_id: str, choice: int | None = None) -> bool:
+        """Forget a choice, or all of a request; False if it is not here."""
+        choices = self._sequences.get(request_id, {})
+        wanted = list(choices) if choice is None else [one for one in choices if one == choice]
+        for one in wanted:
+            self.scheduler.abort(choices.pop(one))
+            self.stats.count("sequences_aborted")
+        self._do_chores()
+        if not choices:
+            self._sequences.pop(request_id, None)
+        return bool(wanted)
+
+    def forget(self, salt: bytes) -> None:
+        """Wipe what was kept for prompts of a salt; what still runs is wiped when it ends."""
+        self.scheduler.forget(salt)
+        self._do_chores()
 
     def step(self) -> list[Output]:
         """Run one forward pass and answer what each of its sequences gained."""
@@ -63,27 +74,43 @@ class Engine:
         scheduled = self.scheduler.schedule()
         assert scheduled, "a step must move something"
         try:
+            self._do_chores()
             sampled = self.runner.run(scheduled)
         except Exception:  # whatever it was, the sequences that were not in this step live on
             logger.exception("a step failed; its %d sequences end", len(scheduled))
             message = "The step that this request was part of failed."
             sampled = [RequestFailed(message) for _ in scheduled]
         outputs = self.scheduler.update(scheduled, sampled)
+        self._do_chores()
         self._take_stock(outputs, sum(item.num_tokens for item in scheduled), started_s)
         return outputs
 
     def fail_all(self, error: Exception) -> list[Output]:
         """End everything with an error."""
-        outputs = [self.scheduler.fail(sequence, error) for sequence in self._sequences.values()]
+        outputs = [
+            self.scheduler.fail(sequence, error)
+            for choices in self._sequences.values()
+            for sequence in choices.values()
+        ]
         self._take_stock(outputs, 0, None)
         return outputs
+
+    def _do_chores(self) -> None:
+        for source, block in self.scheduler.pool.take_chores():
+            if source is None:
+                self.runner.wipe_block(block)
+            else:
+                self.runner.copy_block(source, block)
 
     def _take_stock(self, outputs: list[Output], num_tokens: int, started_s: float | None) -> None:
         stats = self.stats
         for output in outputs:
             stats.count("sampled_tokens", output.token is not None)
             if output.is_last:
-                del self._sequences[output.request_id]
+                choices = self._sequences[output.request_id]
+                del choices[output.choice]
+                if not choices:
+                    del self._sequences[output.request_id]
                 stats.count("sequences_failed" if output.error else "sequences_finished")
         if started_s is not None:
             stats.count("steps")

@@ -6,8 +6,9 @@ must not block.
 
 Not here: what a step does (``engine``).
 
-Always true: every prompt submitted gets exactly one last output, unless it was aborted; if the
-thread ends for any reason, whatever was open ends with an error and ``is_alive`` turns False.
+Always true: every choice of a prompt submitted gets exactly one last output, unless it was
+aborted; if the thread ends for any reason, whatever was open ends with an error and ``is_alive``
+turns False.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from insitu.engine.scheduler import require_fit
@@ -52,8 +53,9 @@ class _Open:
     sink: Sink
     event_loop: AbstractEventLoop | None
     submitted_s: float
+    left: set[int]  # choices that have not ended
+    aborted: set[int] = field(default_factory=set)
     has_output: bool = False
-    is_aborted: bool = False
 
 
 class EngineLoop:
@@ -65,8 +67,9 @@ class EngineLoop:
         self._wake = threading.Condition()
         # Guarded by _wake: what came in since the last step, and everything that has not ended.
         self._submitted: deque[_Open] = deque()
-        # Aborted ids stay taken until the engine has let go of them.
-        self._aborted: set[str] = set()
+        # What the engine is to let go of: whole requests (None) or single choices of them.
+        self._aborted: set[tuple[str, int | None]] = set()
+        self._forgotten: set[bytes] = set()
         self._open: dict[str, _Open] = {}
         self._is_draining = False
         self._is_stopping = False
@@ -88,23 +91,43 @@ class EngineLoop:
         with self._wake:
             if self._is_draining or not self.is_alive:
                 raise _unavailable(self._is_draining)
-            if len(self._open) >= budget.max_num_seqs + self._max_num_waiting:
-                raise _too_busy(len(self._open), budget.max_num_seqs)
-            if prompt.request_id in self._open or prompt.request_id in self._aborted:
+            num_open = sum(len(opened.left) for opened in self._open.values())
+            if num_open + prompt.num_choices > budget.max_num_seqs + self._max_num_waiting:
+                raise _too_busy(num_open, budget.max_num_seqs)
+            # An aborted id stays taken until the engine has let go of it.
+            if prompt.request_id in self._open or (prompt.request_id, None) in self._aborted:
                 raise Refusal("This request id is in use.", code="duplicate_request_id")
-            opened = _Open(prompt, sink, event_loop, time.perf_counter())
+            choices = set(range(prompt.num_choices))
+            opened = _Open(prompt, sink, event_loop, time.perf_counter(), choices)
             self._open[prompt.request_id] = opened
             self._submitted.append(opened)
             self._wake.notify_all()
 
-    def abort(self, request_id: str) -> None:
-        """End a request within a step; its sink hears nothing more. Unknown ids are ignored."""
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one choice of it, within a step; its sink hears nothing more of it.
+
+        Unknown ids are ignored.
+        """
         with self._wake:
-            opened = self._open.pop(request_id, None)
-            if opened is not None:
-                opened.is_aborted = True
-                self._aborted.add(request_id)
-                self._wake.notify_all()
+            opened = self._open.get(request_id)
+            if opened is None or (choice is not None and choice not in opened.left):
+                return
+            if choice is None:
+                opened.aborted.update(range(opened.prompt.num_choices))
+            else:
+                opened.aborted.add(choice)
+            opened.left -= opened.aborted
+            if not opened.left:
+                del self._open[request_id]
+            self._aborted.add((request_id, choice if opened.left else None))
+            self._wake.notify_all()
+
+    def forget(self, salt: bytes) -> None:
+        """Wipe the blocks kept for prompts of a salt, before the next step; blocks until done."""
+        with self._wake:
+            self._forgotten.add(salt)
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: salt not in self._forgotten or not self._is_alive)
 
     def stats(self) -> EngineStats:
         """Counters as they stand."""
@@ -149,17 +172,24 @@ class EngineLoop:
             if self._is_stopping:
                 return False
             submitted, aborted = list(self._submitted), list(self._aborted)
+            forgotten = list(self._forgotten)
             self._submitted.clear()
         for opened in submitted:
             self._engine.add(opened.prompt)
-        for request_id in aborted:
-            self._engine.abort(request_id)
+        for request_id, choice in aborted:
+            self._engine.abort(request_id, choice)
+        for salt in forgotten:
+            self._engine.forget(salt)
         with self._wake:
             self._aborted.difference_update(aborted)
+            self._forgotten.difference_update(forgotten)
+            if forgotten:
+                self._wake.notify_all()
         return True
 
     def _has_something(self) -> bool:
-        return bool(self._submitted or self._aborted or self._engine.has_work or self._is_stopping)
+        asked = self._submitted or self._aborted or self._forgotten
+        return bool(asked or self._engine.has_work or self._is_stopping)
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Hand a step's outputs over, one call an event loop."""
@@ -167,11 +197,13 @@ class EngineLoop:
         with self._wake:
             for output in outputs:
                 opened = self._open.get(output.request_id)
-                if opened is None:
+                if opened is None or output.choice not in opened.left:
                     continue  # aborted while the step ran
                 self._note_first(opened)
                 by_loop.setdefault(opened.event_loop, []).append((opened, output))
                 if output.is_last:
+                    opened.left.remove(output.choice)
+                if not opened.left:
                     del self._open[output.request_id]
             if not self._open:
                 self._wake.notify_all()
@@ -199,8 +231,9 @@ class EngineLoop:
     def _end(self, error: Exception) -> None:
         with self._wake:
             self._is_alive = False
-            left = list(self._open)
-        self._deliver([Output(request_id, error=error) for request_id in left])
+            left = [(one, choice) for one, opened in self._open.items() for choice in opened.left]
+            self._wake.notify_all()
+        self._deliver([Output(one, error=error, choice=choice) for one, choice in left])
         try:
             self._engine.fail_all(error)
         except Exception:  # its bookkeeping may be what broke
@@ -211,7 +244,7 @@ class EngineLoop:
 
 def _call_sinks(items: list[tuple[_Open, Output]]) -> None:
     for opened, output in items:
-        if opened.is_aborted:
+        if output.choice in opened.aborted:
             continue
         try:
             opened.sink(output)

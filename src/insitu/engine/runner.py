@@ -29,6 +29,14 @@ class Runner(Protocol):
         """One entry a share: its token, its own failure, or None where none was wanted."""
         ...
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of a block."""
+        ...
+
+    def wipe_block(self, block: int) -> None:
+        """Overwrite the keys and values of a block with zeros."""
+        ...
+
     def close(self) -> None:
         """Give memory and threads back."""
         ...
@@ -41,6 +49,14 @@ class Steps(Protocol):
 
     def step(self, batch: BatchArrays, sampling: SamplingArrays) -> StepResult:
         """Run a batch and choose a token for every logit row."""
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a KV block of every layer."""
+        ...
+
+    def wipe_block(self, block: int) -> None:
+        """Overwrite a KV block of every layer with zeros."""
         ...
 
     def close(self) -> None:
@@ -60,6 +76,14 @@ class BatchRunner:
         batch = batch_of(scheduled, self._block_size)
         sampling = sampling_arrays(scheduled, self._native.vocab_size)
         return sampled_tokens(scheduled, self._native.step(batch, sampling))
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of a block."""
+        self._native.copy_block(source, target)
+
+    def wipe_block(self, block: int) -> None:
+        """Overwrite the keys and values of a block with zeros."""
+        self._native.wipe_block(block)
 
     def close(self) -> None:
         """Close the native interpreter."""

@@ -44,7 +44,7 @@ def sampling_arrays(scheduled: Items[Scheduled], vocab_size: int) -> SamplingArr
         top_p=np.array([p.top_p for p in prompts], np.float64),
         min_p=np.array([p.min_p for p in prompts], np.float64),
         seed=np.array([p.seed for p in prompts], np.uint64),
-        choice=np.array([p.choice for p in prompts], np.uint32),
+        choice=np.array([sequence.choice for sequence in sequences], np.uint32),
         position=np.array([sequence.num_tokens for sequence in sequences], np.uint32),
         num_logprobs=np.array(wanted, np.int32),
     )

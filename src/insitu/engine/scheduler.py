@@ -1,22 +1,24 @@
 """Who runs in the next step, and how many of its tokens.
 
 There are no phases. Every sequence has tokens and computed tokens, and a step lets it catch up:
-prefill, chunked prefill, decode and recompute are the same thing. First come, first served; when
-blocks run out the sequence that came last gives its blocks back and catches up again later.
+prefill, chunked prefill, decode and recompute are the same thing, and what others computed already
+counts as computed. By priority, then first come, first served; when blocks run out the last in
+that order gives its blocks back and catches up again later.
 
 Not here: arrays, sampling, threads.
 
-Always true: everything running came before everything waiting; every running sequence moves in
-every step (short of its last token while logit rows are short); a sequence that was let in fits
-into the whole pool alone, so the first one always ends.
+Always true: every running sequence moves in every step (short of its last token while logit rows
+are short); a sequence that was let in fits into the whole pool alone, so the first in order always
+ends; nothing that waits is overtaken by more than ``MAX_OVERTAKEN`` that came later.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from insitu.engine.prefix import HashChain
 from insitu.engine.sequence import Output, SampledToken, Scheduled, Sequence
 from insitu.types import FinishReason, Refusal
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 # One part in so many of a step is shared evenly; the rest goes to whoever came first.
 SHARED_PART = 4
+
+# So many later arrivals of a more urgent priority may be let in before one that waits; then none.
+MAX_OVERTAKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,15 @@ class StepBudget:
 
 
 class Scheduler:
-    """Keeps the waiting and the running sequences, oldest first."""
+    """Keeps the waiting and the running sequences, the first in order first."""
 
     def __init__(self, pool: BlockPool, budget: StepBudget, stats: Stats) -> None:
         self.pool = pool
         self.budget = budget
         self.stats = stats
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self._num_arrivals = 0
 
     @property
     def has_work(self) -> bool:
@@ -68,7 +74,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that ``require_fit`` let through."""
-        self.waiting.append(sequence)
+        sequence.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        salt = sequence.prompt.cache_salt
+        if salt is not None:
+            sequence.hashes = HashChain(salt, self.pool.block_size)
+        insort(self.waiting, sequence, key=_order)
 
     def abort(self, sequence: Sequence) -> None:
         """Forget a sequence and free its blocks."""
@@ -76,12 +87,21 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
+        sequence.has_ended = True
         self._free(sequence)
 
+    def forget(self, salt: bytes) -> None:
+        """Keep nothing for prompts of a salt: what was found for them, and what they still hold."""
+        self.pool.forget(salt)
+        for sequence in (*self.running, *self.waiting):
+            if sequence.prompt.cache_salt == salt:
+                sequence.hashes = None
+                sequence.is_forgotten = True
+
     def schedule(self) -> list[Scheduled]:
-        """Let in whom there is room for, then share the next step out in order of arrival."""
-        while self._can_admit():
-            self.running.append(self.waiting.popleft())
+        """Let in whom there is room for, then share the next step out in order."""
+        while self._admit():
+            pass
         scheduled: list[Scheduled] = []
         num_left = self._num_step_tokens()
         rows_left = self.budget.max_num_logit_rows
@@ -115,6 +135,8 @@ class Scheduler:
                 outputs.append(self.fail(sequence, token))
                 continue
             sequence.num_computed_tokens += item.num_tokens
+            num_prompt_tokens = len(sequence.prompt.token_ids)
+            self._publish(sequence, min(sequence.num_computed_tokens, num_prompt_tokens))
             if token is not None:
                 outputs.append(self._append(sequence, token))
         return outputs
@@ -122,7 +144,7 @@ class Scheduler:
     def fail(self, sequence: Sequence, error: Exception) -> Output:
         """End one sequence with an error."""
         self.abort(sequence)
-        return Output(sequence.prompt.request_id, error=error)
+        return Output(sequence.prompt.request_id, error=error, choice=sequence.choice)
 
     def _append(self, sequence: Sequence, token: SampledToken) -> Output:
         sequence.token_ids.append(token.token_id)
@@ -132,8 +154,16 @@ class Scheduler:
         elif sequence.num_output_tokens >= sequence.prompt.max_tokens:
             finish = FinishReason.LENGTH
         if finish is not None:
+            if sequence.prompt.shares_output:
+                self._publish(sequence, sequence.num_computed_tokens)
             self.abort(sequence)
-        return Output(sequence.prompt.request_id, token, finish)
+        return Output(
+            sequence.prompt.request_id,
+            token,
+            finish,
+            choice=sequence.choice,
+            num_cached_tokens=sequence.num_cached_tokens or 0,
+        )
 
     def _num_step_tokens(self) -> int:
         if any(sequence.num_output_tokens for sequence in self.running):
@@ -165,29 +195,101 @@ class Scheduler:
             self._free(last)
             last.num_preemptions += 1
             self.stats.count("preemptions")
-            self.waiting.appendleft(last)
+            insort(self.waiting, last, key=_order)
             if last is sequence:
                 return False
 
-    def _can_admit(self) -> bool:
-        """Whether the first that waits may run.
+    def _admit(self) -> bool:
+        """Let the first that waits run, with what is computed of it already.
 
         It and all that run must be able to catch up and then grow by a block, so that nobody is let
         in only to be preempted at once.
         """
-        if not self.waiting or len(self.running) >= self.budget.max_num_seqs:
+        sequence = next(filter(_is_ready, self.waiting), None)
+        if sequence is None or len(self.running) >= self.budget.max_num_seqs:
             return False
+        self._take_over(sequence)
         promised = sum(map(self._num_wanted_blocks, self.running))
-        return promised + self._num_wanted_blocks(self.waiting[0]) <= self.pool.num_free
+        if promised + self._num_wanted_blocks(sequence) > self.pool.num_free:
+            self._free(sequence)
+            return False
+        self._copy_last_block(sequence)
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            if sequence.hashes is not None:
+                self.stats.count("prefix_cache_queries", len(sequence.prompt.token_ids))
+                self.stats.count("prefix_cache_hits", sequence.num_computed_tokens)
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_order)
+        self._note_overtaken(sequence)
+        return True
+
+    def _take_over(self, sequence: Sequence) -> None:
+        """Hold the full blocks that others computed; the last token is always left to compute."""
+        size = self.pool.block_size
+        leader = sequence.leader
+        if leader is not None and not leader.has_ended:
+            num_blocks = (len(sequence.prompt.token_ids) - 1) // size
+            sequence.block_ids = leader.block_ids[:num_blocks]
+            self.pool.hold(sequence.block_ids)
+        elif sequence.hashes is not None:
+            num_blocks = (sequence.num_tokens - 1) // size
+            hashes = sequence.hashes.of(sequence.token_ids, num_blocks)
+            sequence.block_ids = self.pool.match(hashes)
+        sequence.num_computed_tokens = len(sequence.block_ids) * size
+        sequence.num_published_blocks = len(sequence.block_ids)
+
+    def _copy_last_block(self, sequence: Sequence) -> None:
+        """Begin as a copy of the leader's last block, not yet full: both will write to theirs."""
+        leader, num_tokens = sequence.leader, len(sequence.prompt.token_ids) - 1
+        if leader is None or leader.has_ended or num_tokens == sequence.num_computed_tokens:
+            return
+        copy = self.pool.copy(leader.block_ids[len(sequence.block_ids)])
+        assert copy is not None, "room for it was counted"
+        sequence.block_ids.append(copy)
+        sequence.num_computed_tokens = num_tokens
+
+    def _note_overtaken(self, sequence: Sequence) -> None:
+        earlier = (one for one in self.waiting if one.arrival < sequence.arrival)
+        overtaken = [one for one in earlier if _is_ready(one)]
+        for one in overtaken:
+            one.num_overtaken += 1
+        if overtaken:
+            self.waiting.sort(key=_order)
+
+    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the full blocks among a sequence's first tokens be found by others."""
+        num_blocks = num_tokens // self.pool.block_size
+        if sequence.hashes is None or num_blocks <= sequence.num_published_blocks:
+            return
+        hashes = sequence.hashes.of(sequence.token_ids, num_blocks)
+        for index in range(sequence.num_published_blocks, num_blocks):
+            self.pool.publish(sequence.block_ids[index], hashes[index], sequence.hashes.salt)
+        sequence.num_published_blocks = num_blocks
 
     def _num_wanted_blocks(self, sequence: Sequence) -> int:
         num_tokens = min(sequence.num_tokens + self.pool.block_size, sequence.max_num_tokens)
         return self.pool.blocks_for(num_tokens) - len(sequence.block_ids)
 
     def _free(self, sequence: Sequence) -> None:
+        if sequence.is_forgotten:
+            self.pool.doom(sequence.block_ids)
         self.pool.free(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed_tokens = 0
+        sequence.num_published_blocks = 0
+
+
+def _order(sequence: Sequence) -> tuple[bool, int, int]:
+    """What is overtaken often enough goes first; then by priority, then by arrival."""
+    is_patient = sequence.num_overtaken < MAX_OVERTAKEN
+    return (is_patient, sequence.prompt.priority if is_patient else 0, sequence.arrival)
+
+
+def _is_ready(sequence: Sequence) -> bool:
+    """Whether what it would take over of its leader is there."""
+    leader = sequence.leader
+    return leader is None or leader.has_ended or leader.has_computed_prompt
 
 
 def require_fit(pool: BlockPool, prompt_tokens: int, max_tokens: int) -> None:

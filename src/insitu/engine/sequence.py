@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from insitu.engine.prefix import HashChain
     from insitu.types import FinishReason
 
 
@@ -19,21 +20,27 @@ if TYPE_CHECKING:
 class Prompt:
     """What the engine is asked to continue, everything resolved.
 
-    ``stop_ids`` end the choice when sampled: they are counted, and the caller decides whether they
-    show. ``num_logprobs`` None asks for none; 0 for the sampled token's alone.
+    ``num_choices`` continuations are made, each a sequence with its own noise. ``stop_ids`` end a
+    choice when sampled: they are counted, and the caller decides whether they show.
+    ``num_logprobs`` None asks for none; 0 for the sampled token's alone. Blocks are shared with
+    prompts of the same ``cache_salt``, with None by nobody; those of the output only where
+    ``shares_output`` says that the caller will see all of it. A lower ``priority`` runs earlier.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     max_tokens: int
     seed: int
-    choice: int = 0
+    num_choices: int = 1
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
     stop_ids: frozenset[int] = frozenset()
     num_logprobs: int | None = None
+    cache_salt: bytes | None = None
+    shares_output: bool = True
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,17 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a sequence gained in a step, or how it ended: ``finish_reason`` or ``error`` is last."""
+    """What a choice gained in a step, or how it ended: ``finish_reason`` or ``error`` is last.
+
+    ``num_cached_tokens`` of the prompt were found computed when the choice first ran.
+    """
 
     request_id: str
     token: SampledToken | None = None
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    choice: int = 0
+    num_cached_tokens: int = 0
 
     @property
     def is_last(self) -> bool:
@@ -62,13 +74,26 @@ class Output:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A prompt's life in the engine; seen by nobody else."""
+    """One choice's life in the engine; seen by nobody else.
+
+    The choices of one prompt after the first have that one as their ``leader``, and take over what
+    it computed. ``hashes`` None: its blocks are nobody else's.
+    """
 
     prompt: Prompt
+    choice: int = 0
+    leader: Sequence | None = None
+    hashes: HashChain | None = None
+    arrival: int = 0
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
+    num_published_blocks: int = 0
+    num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    num_overtaken: int = 0
+    has_ended: bool = False
+    is_forgotten: bool = False
 
     def __post_init__(self) -> None:
         """Begin with the prompt's ids."""
@@ -88,6 +113,11 @@ class Sequence:
     def num_missing_tokens(self) -> int:
         """Tokens whose keys and values are not in the cache: what there is to catch up with."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def has_computed_prompt(self) -> bool:
+        """Whether the keys and values of the whole prompt are in its blocks."""
+        return self.num_computed_tokens >= len(self.prompt.token_ids)
 
     @property
     def max_num_tokens(self) -> int:

@@ -20,6 +20,8 @@ _COUNTERS = (
     "steps",
     "computed_tokens",
     "sampled_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
 )
 _BOUNDS: dict[str, tuple[float, ...]] = {
     "step_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
@@ -39,6 +41,10 @@ class Stats:
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter."""
         self._counters[name] += amount
+
+    def counter(self, name: str) -> int:
+        """A counter as it stands."""
+        return self._counters[name]
 
     def observe(self, name: str, value: float) -> None:
         """Add a value to a histogram."""

@@ -301,6 +301,14 @@ class Native:
             for (kind, name), time_ns in zip(self._names, times, strict=False)
         ]
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of a KV block of every layer."""
+        self._executor.copy_block(source, target)
+
+    def wipe_block(self, block: int) -> None:
+        """Overwrite the keys and values of a KV block of every layer with zeros."""
+        self._executor.wipe_block(block)
+
     def packed(self, linear: PackedLinear, segment: int) -> bytes:
         """A segment's packed bytes, for tests of the layout."""
         index = next(i for i, other in enumerate(self._linears) if other is linear)

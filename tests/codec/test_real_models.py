@@ -12,6 +12,7 @@ from codec.conversations import conversations, oracle
 from codec.provenance import FIELDS, variants
 
 from insitu.codec.chat import ChatTemplate, load_chat_template
+from insitu.codec.detokenizer import Detokenizer
 from insitu.codec.tokenizer import Tokenizer, load_tokenizer
 from insitu.types import Message, Refusal
 from insitu.weights.source import open_source
@@ -89,6 +90,29 @@ def check_forged(path: Path, num_variants: int) -> None:
                 assert tokenizer.detokenize(ids) == typed.text
 
 
+TEXTS = [
+    "Größe 7", "a\r\nb", "\t\n \r", "e\u0301", "\u00e9", "\U0001f469\u200d\U0001f4bb", "日本",
+    "\0", " lead", " trail ", "\ufeffx", "\u2028x", "\U0001f680ok", "Привет, мир", "  two  spaces",
+    "\r\n\r\n", "it's we'll", "123 4567",
+]  # fmt: skip
+
+
+def check_round_trips(path: Path) -> None:
+    """Texts come back code point for code point, whole and id by id."""
+    tokenizer = codec_of(path)[0]
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        assert tokenizer.detokenize(ids) == text
+        detokenizer = Detokenizer(tokenizer)
+        released = [one for token_id in ids for one in detokenizer.push(token_id)]
+        assert "".join(one.text for one in [*released, *detokenizer.finish()]) == text
+
+
+@pytest.mark.model
+def test_round_trips_of_smollm2(smollm2_path: Path) -> None:
+    check_round_trips(smollm2_path)
+
+
 @pytest.mark.model
 def test_golden_rows_of_smollm2(smollm2_path: Path) -> None:
     check_golden(smollm2_path, "SmolLM2-135M-Instruct.Q4_1")
@@ -131,6 +155,7 @@ def test_qwen(models_dir: Path, name: str) -> None:
     from insitu.catalog.pull import pull
 
     path = pull(name, models_dir).path
+    check_round_trips(path)
     check_golden(path, name)
     check_ordinary(path)
     check_forged(path, 3)

@@ -269,6 +269,11 @@ def test_a_declared_normaliser_is_kept_and_forges_nothing() -> None:
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "pre_tokenizer"),
         ({"post_processor": {"type": "RobertaProcessing"}}, "post_processor"),
         ({"model": {"type": "Unigram"}}, "model.type"),
+        ({"decoder": {"type": "Metaspace", "replacement": "▁"}}, "decoder.type"),
+        (
+            {"decoder": {"type": "Sequence", "decoders": [{"type": "Strip", "content": " "}]}},
+            "decoder.type",
+        ),
         ({"model": None}, "model"),
         ({"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}, "model.vocab"),
         ({"model": {"type": "BPE", "vocab": {"a": 10**7}, "merges": []}}, "model.vocab"),

@@ -140,6 +140,16 @@ def test_gguf_rope_keys_mean_the_same(tmp_path: Path) -> None:
     assert not np.allclose(logits(scaled), logits(plain), atol=1e-3)
 
 
+def test_theta_moves_the_logits_however_it_is_spelt(tmp_path: Path) -> None:
+    low = logits(load_folder(tmp_path, config={"rope_theta": 1e4}))
+    high = logits(load_folder(tmp_path, config={"rope_theta": 1e6}))
+    assert not np.allclose(low, high, atol=1e-2)
+    newer = {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    assert np.array_equal(logits(load_folder(tmp_path, config=newer)), high)
+    of_gguf = logits(load_gguf(tmp_path, pairs={"llama.rope.freq_base": 1e6}))
+    assert np.allclose(of_gguf, high, atol=1e-4)
+
+
 REFUSED_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.1}}, "yarn"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 4, "attn_factor": 1}}, "attn_factor"),

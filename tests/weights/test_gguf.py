@@ -279,6 +279,22 @@ def test_a_part_of_a_split_model_is_refused_by_name(tmp_path: Path) -> None:
     assert "a" in opened(tmp_path, whole).tensors
 
 
+def test_a_folder_of_parts_asks_for_one_file_and_no_part_is_one(tmp_path: Path) -> None:
+    names = [f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for number, name in enumerate(names):
+        keys = {"split.no": Typed(U16, number), "split.count": Typed(U16, 3)}
+        (tmp_path / name).write_bytes(gguf_bytes(keys, [f32(f"t{number}", [4])]))
+    with pytest.raises(ModelFileError, match=r"holds 3 \.gguf files"):
+        open_source(tmp_path)
+    (tmp_path / names[1]).rename(tmp_path / "renamed.gguf")
+    for name in (names[0], "renamed.gguf", names[2]):
+        with pytest.raises(UnsupportedModelError, match=r"split\.count.*one of 3 files"):
+            open_source(tmp_path / name)
+    whole = tmp_path / "m-00001-of-00001.gguf"
+    whole.write_bytes(gguf_bytes({"split.count": Typed(U16, 1)}, [f32("a", [4])]))
+    assert "a" in open_source(whole).tensors
+
+
 def test_alignment_moves_the_data(tmp_path: Path) -> None:
     tensor = TensorBytes("a", [4], 0, bytes(range(16)))
     source = opened(tmp_path, gguf_bytes({"general.alignment": 4096}, [tensor], alignment=4096))

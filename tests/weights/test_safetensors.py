@@ -168,8 +168,12 @@ def test_dtypes_without_a_kernel_are_refused_by_name(tmp_path: Path) -> None:
     assert isinstance(fault, UnsupportedModelError)
 
 
-def test_a_sharded_folder_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
+@pytest.mark.parametrize(
+    "shard", ["x.safetensors", "../secret.safetensors", "/etc/hostname", "sub/../../x", "a\0b"]
+)
+def test_a_sharded_folder_is_refused_by_name(tmp_path: Path, shard: str) -> None:
+    index = {"weight_map": {"model.norm.weight": shard}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UnsupportedModelError, match="sharded"):
         open_source(tmp_path)
 
@@ -199,17 +203,28 @@ def _folder(path: Path, _: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_fifo, _loop, _outside, _device, _climbing, _folder])
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ],
+)
 def test_members_are_regular_files_inside_the_folder(
     tmp_path: Path, make: Callable[[Path, Path], None], name: str
 ) -> None:
     folder, outside = tmp_path / "model", tmp_path / "secret"
     write_safetensors(folder)
+    (folder / "chat_template.jinja").write_text("x")
     outside.write_bytes((folder / name).read_bytes())
     (folder / name).unlink()
     make(folder / name, outside)
     with pytest.raises(ModelFileError, match=name):
-        open_source(folder).file("tokenizer.json")
+        open_source(folder).file(name)
 
 
 def test_a_hub_cache_s_links_are_allowed_and_no_others(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class _Reader:
 
     def read(self, config: dict[str, Any], ends: tuple[str, Any]) -> Vocabulary:
         model = self._model()
+        self._check_decoder()
         vocabulary = self._ids(model)
         added, control = self._added()
         pieces = self._pieces(vocabulary, added)
@@ -86,6 +87,11 @@ class _Reader:
             if model.get(key) not in allowed:
                 raise self._unsupported(f"model.{key}", model[key])
         return model
+
+    def _check_decoder(self) -> None:
+        for step in self._steps(self._file.get("decoder"), "decoder", "decoders"):
+            if step.get("type") != "ByteLevel":
+                raise self._unsupported("decoder.type", step.get("type"))
 
     def _ids(self, model: dict[str, Any]) -> dict[str, int]:
         vocabulary = model.get("vocab")

@@ -9,8 +9,10 @@ Always true: a ``Request`` is what was asked and never changes; a ``Delta`` is c
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -104,9 +106,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, naming the field."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        ids = _listed("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ids)
+        self._require_types()
         _require("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
         _require(
             "temperature",
@@ -129,11 +133,35 @@ class SamplingParams:
             f"from 0 to {self.MAX_LOGPROBS}",
         )
 
+    def _require_types(self) -> None:
+        """Nothing is taken for a number, a text or a truth that is not one."""
+        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+            value = getattr(self, name)
+            _require(name, value is None or _is_whole(value), "a whole number")
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            _require(name, value is None or is_number, "a number")
+        _require("stop", all(isinstance(one, str) for one in self.stop), "a string or several")
+        _require("stop_token_ids", all(map(_is_whole, self.stop_token_ids)), "token ids")
+        _require("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
+
     def over(self, defaults: Mapping[str, float]) -> Mapping[str, float]:
         """The names of ``DEFAULTS``, each with a value: asked for, else given, else our own."""
         asked = {name: getattr(self, name) for name in self.DEFAULTS}
         given = {name: value for name, value in asked.items() if value is not None}
         return {**self.DEFAULTS, **defaults, **given}
+
+
+def _listed(param: str, values: object) -> tuple[Any, ...]:
+    is_list = isinstance(values, Iterable) and not isinstance(values, str | bytes | bytearray)
+    _require(param, is_list, "a list")
+    assert isinstance(values, Iterable)
+    return tuple(values)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _require(param: str, holds: bool, wanted: str) -> None:

@@ -238,3 +238,61 @@ def test_the_models_sampling_defaults_fill_what_is_left_out(tmp_path: Path) -> N
     with LLM(tmp_path / "tiny.gguf", threads=1, sampling_defaults="none") as llm:
         assert llm.describe().sampling_defaults == {}
         assert llm.generate("hello", greedy_one)[0].token_ids == sampled.token_ids
+
+
+WRONG: dict[str, list[Any]] = {
+    "max_tokens": [0, -1, 1.5, "4", True, [2]],
+    "temperature": [-1, "1", True, math.nan, math.inf, []],
+    "top_k": [-1, 1.5, "1", True],
+    "top_p": [0, 1.1, math.nan, "1", False],
+    "min_p": [-0.1, 2, math.nan, "0"],
+    "seed": [-1, 2**64, 1.0, "1", False],
+    "stop": [5, [""], [5], [None], b"x", ["x"] * 17],
+    "stop_token_ids": [5, "5", [1.0], ["a"], [True], b"x"],
+    "logprobs": [-1, 21, 1.5, True, "1"],
+    "ignore_eos": [1, "false", None],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in WRONG.items() for value in values]
+)
+def test_sampling_params_are_what_they_say_or_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(Refusal) as caught:
+        SamplingParams(**{field: value})
+    assert (caught.value.param, caught.value.status) == (field, 400)
+    assert field in caught.value.message
+
+
+def test_whole_numbers_of_numpy_are_numbers(random_llm: LLM) -> None:
+    plain = random_llm.generate([[5, 6]], greedy(max_tokens=3, top_k=4, seed=7))
+    params = greedy(
+        max_tokens=np.int64(3), top_k=np.int32(4), seed=np.uint64(7), top_p=np.float32(1)
+    )
+    assert (
+        random_llm.generate([np.array([5, 6]).tolist(), tuple(np.array([5, 6]))], params)
+        == plain * 2
+    )
+
+
+@pytest.mark.parametrize("prompt", [[1.0], ["a"], b"x", [None]])
+def test_prompts_are_texts_or_ids(random_llm: LLM, prompt: Any) -> None:
+    with pytest.raises(TypeError):
+        random_llm.generate([prompt], greedy(max_tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ([{"role": "robot", "content": "a"}], "messages[0].role"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], "messages[0].content"),
+    ],
+)
+def test_messages_are_texts_under_known_roles(
+    random_llm: LLM, messages: list[dict[str, Any]], param: str
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        random_llm.chat(messages, greedy(max_tokens=1))
+    assert caught.value.param == param

@@ -10,6 +10,7 @@ Always true: answers come in the order of the prompts, each the same as if it ha
 from __future__ import annotations
 
 import itertools
+import operator
 import queue
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -86,7 +87,7 @@ class LLM:
             Request(
                 request_id=self._next_id(),
                 model="default",
-                prompt=text if isinstance(text, str) else tuple(text),
+                prompt=text if isinstance(text, str) else _ids(text),
                 add_special_tokens=add_special_tokens,
                 parse_special=parse_special,
                 sampling=one,
@@ -163,6 +164,12 @@ class LLM:
             for request_id in left:
                 generator.abort(request_id)
         return [_completion(one, deltas[one.request.request_id]) for one in prepared]
+
+
+def _ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(prompt, bytes | bytearray):
+        raise TypeError("a prompt is a str or a sequence of token ids, not bytes")
+    return tuple(map(operator.index, prompt))
 
 
 def _completion(prepared: Prepared, deltas: list[Delta]) -> Completion:

@@ -70,7 +70,7 @@ class Preparer:
 
     def _chat(self, request: Request) -> Tokenized:
         assert request.messages is not None
-        _require_roles(request.messages)
+        _require_messages(request.messages)
         values: dict[str, Any] = {"tools": request.tools, "kwargs": request.template_kwargs}
         typed = self.template.render(
             request.messages, add_generation_prompt=request.add_generation_prompt, **values
@@ -159,15 +159,20 @@ class Preparer:
                 )
 
 
-def _require_roles(messages: Sequence[Message]) -> None:
-    """Templates pass over roles they do not know, and what was said under them."""
+def _require_messages(messages: Sequence[Message]) -> None:
+    """Templates pass over roles they do not know, and print what is not text as they please."""
+    if not messages:
+        raise _wrong("messages", "one or more")
     for index, message in enumerate(messages):
+        content: object = message.content
         if message.role not in ROLES:
-            raise Refusal(
-                f"messages[{index}].role must be one of {', '.join(ROLES)}.",
-                param=f"messages[{index}].role",
-                code="invalid_value",
-            )
+            raise _wrong(f"messages[{index}].role", f"one of {', '.join(ROLES)}")
+        if content is not None and not isinstance(content, str):
+            raise _wrong(f"messages[{index}].content", "text")
+
+
+def _wrong(param: str, wanted: str) -> Refusal:
+    return Refusal(f"{param} must be {wanted}.", param=param, code="invalid_value")
 
 
 def _not_empty(token_ids: tuple[int, ...], param: str) -> tuple[int, ...]:

@@ -220,3 +220,31 @@ def test_choices_are_the_same_forked_or_one_by_one(num_tokens: int) -> None:
         engine.runner.close()
     assert got[0] == got[1]
     assert got[0][0] != got[0][1] != got[0][2]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 31, 32, 33, 48])
+def test_a_prompt_sent_again_finds_all_full_blocks_but_that_of_its_last_token(
+    num_tokens: int,
+) -> None:
+    engine = make_engine(Setup(num_blocks=12))
+    rng = random.Random(num_tokens)  # noqa: S311
+    ids = tuple(rng.randrange(SHAPE.vocab) for _ in range(num_tokens))
+    prompt = Prompt("p", ids, 8, seed=1, temperature=0.8, num_logprobs=2, cache_salt=b"tenant")
+
+    def ask() -> tuple[int, list[SampledToken | None]]:
+        engine.add(prompt)
+        outputs = run_all(engine)["p"]
+        assert engine.scheduler.pool.num_free == 12
+        return outputs[0].num_cached_tokens, answers({"p": outputs})["p"]
+
+    num_cached, first = ask()
+    assert num_cached == 0
+    assert ask() == ((num_tokens - 1) // 16 * 16, first)
+    # Everything is lent to others, and asked for once more.
+    for index in range(4):
+        others = tuple(rng.randrange(SHAPE.vocab) for _ in range(150))
+        engine.add(replace(prompt, request_id=f"o{index}", token_ids=others))
+        run_all(engine)
+    assert ask() == (0, first)
+    assert ask()[1] == first
+    engine.runner.close()

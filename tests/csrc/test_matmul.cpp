@@ -1,5 +1,5 @@
 // Packing, quantising and multiplying against their plain definitions, on every instruction set.
-// Build: scripts of the house, or g++ with csrc/{isa_*,cpu,pack}.cpp; `test_matmul bench` measures.
+// Build: scripts/native-tests; `test_matmul bench` measures.
 // Always true: exits 0 only if every comparison held; sums are compared by their bits.
 #include <algorithm>
 #include <chrono>
@@ -12,8 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "isas.h"
 #include "kernels.h"
 #include "pack.h"
+#include "random_weights.h"
 
 using namespace insitu;
 
@@ -23,7 +25,6 @@ struct Named { BlockType type; const char* name; int group; };
 constexpr Named kTypes[] = {{BlockType::F32, "F32", 0},    {BlockType::F16, "F16", 0},    {BlockType::BF16, "BF16", 0},
                             {BlockType::Q8_0, "Q8_0", 32}, {BlockType::Q4_0, "Q4_0", 32}, {BlockType::Q4_1, "Q4_1", 32},
                             {BlockType::Q5_0, "Q5_0", 32}, {BlockType::Q4_K, "Q4_K", 256}, {BlockType::Q6_K, "Q6_K", 256}};
-constexpr const char* kIsas[] = {"generic", "avx2", "avx512base", "avx512vnni"};
 
 int failures = 0, checks = 0;
 void check(bool holds, const std::string& what) {
@@ -31,12 +32,7 @@ void check(bool holds, const std::string& what) {
   if (!holds && failures++ < 40) std::printf("FAIL %s\n", what.c_str());
 }
 
-uint64_t state = 7;
-uint32_t random_word() {
-  state = state * 6364136223846793005ull + 1442695040888963407ull;
-  return static_cast<uint32_t>(state >> 33);
-}
-float random_float() { return static_cast<float>(random_word() & 0xffffff) / 8388608.0f - 1.0f; }
+Random rng;
 
 template <class T> T at(const uint8_t* p) { T x; std::memcpy(&x, p, sizeof x); return x; }
 
@@ -44,30 +40,6 @@ float half(uint16_t h) {
   const int e = h >> 10 & 31, f = h & 1023;
   const float m = e == 31 ? (f ? NAN : INFINITY) : e ? std::ldexp(1024.0f + f, e - 25) : std::ldexp(float(f), -24);
   return h & 0x8000 ? -m : m;
-}
-uint16_t random_half() {  // magnitude 2^-8 .. 2^-4 and sometimes subnormal or zero
-  const uint32_t r = random_word();
-  const int e = r % 16 == 0 ? 0 : 7 + static_cast<int>(r >> 4 & 3);
-  return static_cast<uint16_t>((r >> 8 & 1) << 15 | e << 10 | (r >> 9 & 1023));
-}
-
-std::vector<uint8_t> random_rows(BlockType type, int n, int k) {
-  const size_t row = block_row_bytes(type, k);
-  std::vector<uint8_t> raw(row * n);
-  for (auto& b : raw) b = static_cast<uint8_t>(random_word() >> 7);
-  const auto put = [&](size_t i, uint16_t h) { std::memcpy(&raw[i], &h, 2); };
-  for (size_t i = 0; i < raw.size();) switch (type) {
-      case BlockType::F32: { const float x = random_float(); std::memcpy(&raw[i], &x, 4); i += 4; break; }
-      case BlockType::F16: put(i, random_half()); i += 2; break;
-      case BlockType::BF16: put(i, uint16_t(0x3c00 | (random_word() & 0x83ff))); i += 2; break;
-      case BlockType::Q8_0: put(i, random_half()); i += 34; break;
-      case BlockType::Q4_0: put(i, random_half()); i += 18; break;
-      case BlockType::Q4_1: put(i, random_half()); put(i + 2, random_half()); i += 20; break;
-      case BlockType::Q5_0: put(i, random_half()); i += 22; break;
-      case BlockType::Q4_K: put(i, random_half()); put(i + 2, random_half()); i += 144; break;
-      case BlockType::Q6_K: put(i + 208, random_half()); i += 210; break;
-    }
-  return raw;
 }
 
 // One weight of the file format: integer q, sub-scale, sub-min; scale d and minimum m.
@@ -155,16 +127,16 @@ bool same_bits(const float* a, const float* b, size_t n) {
 
 void check_type(const Named& type, int n, int k) {
   const std::string what = std::string(type.name) + " " + std::to_string(n) + "x" + std::to_string(k);
-  const auto raw = random_rows(type.type, n, k);
+  const auto raw = random_rows(rng, type.type, n, k);
   const size_t bytes = packed_block_bytes(type.type, k), row = block_row_bytes(type.type, k);
   Aligned packed(bytes * ((n + 31) / 32));
   for (int b = 0; b < (n + 31) / 32; b++) pack_block(type.type, raw.data(), n, k, b, packed.p + b * bytes);
   const PackedSegment w{type.type, n, k, packed.p, bytes};
   constexpr int rows = 67;
   std::vector<float> x(size_t(rows) * k), bias(n), residual(size_t(rows) * n), want(size_t(rows) * n);
-  for (auto& v : x) v = random_float() * std::exp(3 * random_float());
-  for (auto& v : bias) v = random_float();
-  for (auto& v : residual) v = random_float();
+  for (auto& v : x) v = rng.unit() * std::exp(3 * rng.unit());
+  for (auto& v : bias) v = rng.unit();
+  for (auto& v : residual) v = rng.unit();
   for (int i = 0; i < k; i++) x[3 * size_t(k) + i] = 0;                       // a zero row
   for (int i = 0; i < k; i++) x[4 * size_t(k) + i] *= 1e-38f;                 // a subnormal one
   x[5 * size_t(k) + 1] = INFINITY, x[6 * size_t(k) + k - 1] = NAN;
@@ -209,14 +181,14 @@ double seconds(auto&& f) {
 void bench(const Named& type, const char* isa, int n, int k) {
   const KernelTable* t = kernel_table(isa);
   if (!t) return;
-  const auto raw = random_rows(type.type, 32, k);
+  const auto raw = random_rows(rng, type.type, 32, k);
   const size_t bytes = packed_block_bytes(type.type, k);
   const int blocks = n / 32;
   Aligned packed(bytes * blocks);
   for (int b = 0; b < blocks; b++) pack_block(type.type, raw.data(), 32, k, 0, packed.p + b * bytes);
   const PackedSegment w{type.type, n, k, packed.p, bytes};
   std::vector<float> x(size_t(512) * k), y(size_t(512) * n);
-  for (auto& v : x) v = random_float();
+  for (auto& v : x) v = rng.unit();
   std::printf("%-5s %-10s %dx%d:", type.name, isa, n, k);
   for (int m : {1, 8, 512}) {
     Aligned q(t->quantized_bytes(m, k, type.group ? type.group : 32));
@@ -249,11 +221,10 @@ int main(int argc, char**) {
     check_type(type, 32, is_k ? 768 : 576);
     if (type.group == 0) check_type(type, 35, 37);
   }
-  std::printf("%d checks, %d failed\n", checks, failures);
   if (argc > 1) {
     for (const Named& type : kTypes) bench_packing(type);
     for (const Named& type : kTypes) for (const char* isa : kIsas) if (std::strcmp(isa, "generic") != 0) bench(type, isa, 8960, 1536);
     for (const char* isa : kIsas) bench(kTypes[4], isa, 1536, 576);
   }
-  return failures != 0;
+  return report(checks, failures);
 }

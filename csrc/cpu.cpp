@@ -2,6 +2,10 @@
 // Always true: a table is only ever handed out if every instruction it was compiled for is there.
 #include <cstring>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "kernels.h"
 
 namespace insitu {
@@ -37,13 +41,37 @@ const KernelTable* x86_table(const char* isa) {
 }
 
 }  // namespace
+#elif defined(__aarch64__)
+namespace neon { extern const KernelTable table; }
+namespace neondot { extern const KernelTable table; }
+
+namespace {
+
+bool has_dotprod() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProd = 1ul << 20;  // HWCAP_ASIMDDP
+  return getauxval(AT_HWCAP) & kDotProd;
+#else
+  return true;  // macOS runs on nothing older
+#endif
+}
+
+const KernelTable* arm_table(const char* isa) {
+  if (std::strcmp(isa, "neon") == 0) return &neon::table;
+  if (std::strcmp(isa, "neon-dotprod") == 0) return has_dotprod() ? &neondot::table : nullptr;
+  return nullptr;
+}
+
+}  // namespace
 #endif
 
-// "generic", "avx2", "avx512"; nullptr where it cannot run here.
+// nullptr where it cannot run here.
 const KernelTable* kernel_table(const char* isa) {
   if (std::strcmp(isa, "generic") == 0) return &generic::table;
 #if defined(__x86_64__)
   return x86_table(isa);
+#elif defined(__aarch64__)
+  return arm_table(isa);
 #else
   return nullptr;
 #endif

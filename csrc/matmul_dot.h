@@ -1,5 +1,5 @@
 // What matmul.h needs of an instruction set: a vector of outputs and exact dot products of bytes.
-// Not here: loops over inputs or rows. Lanes are outputs (16, or 8 on AVX2), never inputs.
+// Not here: loops over inputs or rows. Lanes are outputs (16, or 8 on AVX2 and NEON), never inputs.
 // Always true: a Dot's result is the exact int32 sum, whichever instructions made it.
 //
 //   Dot<MaxQ> d; d.start(); d.add(weights, inputs, j) for j = 0, 1, ...; d.finish(offset)
@@ -107,6 +107,85 @@ static INSITU_INLINE ivec add_words(ivec a, ivec b) { return _mm256_add_epi16(a,
 static INSITU_INLINE ivec sum_words(ivec a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
 static INSITU_INLINE ivec times_16(ivec a) { return _mm256_slli_epi32(a, 4); }
 
+#elif INSITU_SIMD_BITS == 128
+
+constexpr int kLanes = 8, kTogether = 1;
+struct fvec { float32x4_t lo, hi; };
+struct ivec { int32x4_t lo, hi; };
+
+static INSITU_INLINE fvec fsame(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+static INSITU_INLINE ivec isame(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
+static INSITU_INLINE fvec fzero() { return fsame(0.0f); }
+static INSITU_INLINE ivec izero() { return isame(0); }
+static INSITU_INLINE fvec fmul(fvec a, fvec b) { return {vmulq_f32(a.lo, b.lo), vmulq_f32(a.hi, b.hi)}; }
+static INSITU_INLINE fvec fadd(fvec a, fvec b) { return {vaddq_f32(a.lo, b.lo), vaddq_f32(a.hi, b.hi)}; }
+static INSITU_INLINE fvec ffma(fvec a, fvec b, fvec c) {
+  return {vfmaq_f32(c.lo, a.lo, b.lo), vfmaq_f32(c.hi, a.hi, b.hi)};
+}
+static INSITU_INLINE fvec ffnma(fvec a, fvec b, fvec c) {
+  return {vfmsq_f32(c.lo, a.lo, b.lo), vfmsq_f32(c.hi, a.hi, b.hi)};
+}
+static INSITU_INLINE fvec fconvert(ivec a) { return {vcvtq_f32_s32(a.lo), vcvtq_f32_s32(a.hi)}; }
+static INSITU_INLINE ivec sum(ivec a, ivec b) { return {vaddq_s32(a.lo, b.lo), vaddq_s32(a.hi, b.hi)}; }
+static INSITU_INLINE ivec product(ivec a, ivec b) { return {vmulq_s32(a.lo, b.lo), vmulq_s32(a.hi, b.hi)}; }
+static INSITU_INLINE fvec fload(const void* p) {
+  return {vreinterpretq_f32_u8(vld1q_u8(static_cast<const uint8_t*>(p))),
+          vreinterpretq_f32_u8(vld1q_u8(static_cast<const uint8_t*>(p) + 16))};
+}
+static INSITU_INLINE void fstore(float* p, fvec a) {
+  vst1q_f32(p, a.lo);
+  vst1q_f32(p + 4, a.hi);
+}
+static INSITU_INLINE uint16x4_t half_line(const void* p, int part) {
+  return vreinterpret_u16_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * part));
+}
+static INSITU_INLINE fvec fload_f16(const void* p) {
+  return {vcvt_f32_f16(vreinterpret_f16_u16(half_line(p, 0))), vcvt_f32_f16(vreinterpret_f16_u16(half_line(p, 1)))};
+}
+static INSITU_INLINE fvec fload_bf16(const void* p) {
+  return {vreinterpretq_f32_u32(vshll_n_u16(half_line(p, 0), 16)),
+          vreinterpretq_f32_u32(vshll_n_u16(half_line(p, 1), 16))};
+}
+static INSITU_INLINE int8x16_t bytes(int32x4_t a) { return vreinterpretq_s8_s32(a); }
+static INSITU_INLINE int32x4_t from_bytes(uint8x16_t a) { return vreinterpretq_s32_u8(a); }
+static INSITU_INLINE ivec load_bytes(const void* p) {
+  const uint8_t* at = static_cast<const uint8_t*>(p);
+  return {from_bytes(vld1q_u8(at)), from_bytes(vld1q_u8(at + 16))};
+}
+static INSITU_INLINE ivec widen_u8(const uint8_t* p) {
+  const uint16x8_t x = vmovl_u8(vld1_u8(p));
+  return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(x))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(x)))};
+}
+static INSITU_INLINE ivec widen_i8(const uint8_t* p) {
+  const int16x8_t x = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+  return {vmovl_s16(vget_low_s16(x)), vmovl_s16(vget_high_s16(x))};
+}
+static INSITU_INLINE ivec low_nibbles(ivec x) {
+  const int32x4_t mask = vdupq_n_s32(0x0f0f0f0f);
+  return {vandq_s32(x.lo, mask), vandq_s32(x.hi, mask)};
+}
+static INSITU_INLINE ivec high_nibbles(ivec x) {
+  return {from_bytes(vshrq_n_u8(vreinterpretq_u8_s32(x.lo), 4)), from_bytes(vshrq_n_u8(vreinterpretq_u8_s32(x.hi), 4))};
+}
+static INSITU_INLINE ivec widen_pairs(const uint8_t* p) {
+  const uint8x16_t x = vld1q_u8(p);
+  return {vreinterpretq_s32_u16(vmovl_u8(vget_low_u8(x))), vreinterpretq_s32_u16(vmovl_u8(vget_high_u8(x)))};
+}
+static INSITU_INLINE int32x4_t pair_products(int32x4_t a, int32x4_t b) {
+  const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+  return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+}
+static INSITU_INLINE ivec add_pairs(ivec c, ivec a, ivec b) {
+  return {vaddq_s32(c.lo, pair_products(a.lo, b.lo)), vaddq_s32(c.hi, pair_products(a.hi, b.hi))};
+}
+// Bytes up to 255 as signed ones, 128 less: callers' offset for them is -128 times the inputs' sum.
+template <int MaxQ>
+static INSITU_INLINE ivec signed_bytes(ivec w) {
+  if constexpr (MaxQ <= 127) return w;
+  const int32x4_t flip = vdupq_n_s32(static_cast<int32_t>(0x80808080u));
+  return {veorq_s32(w.lo, flip), veorq_s32(w.hi, flip)};
+}
+
 #else
 
 constexpr int kLanes = 16, kTogether = 1;
@@ -152,6 +231,55 @@ struct Dot {
   INSITU_INLINE void start(int32_t offset) { total = isame(offset); }
   INSITU_INLINE void add(ivec w, ivec x, int) { total = _mm512_dpbusd_epi32(total, w, x); }
   INSITU_INLINE ivec finish(int32_t) { return total; }
+};
+
+#elif INSITU_SIMD_BITS == 128 && defined(__ARM_FEATURE_DOTPROD)
+
+template <int MaxQ>
+struct Dot {
+  ivec total;
+  INSITU_INLINE void start(int32_t offset) { total = isame(MaxQ <= 127 ? offset : 0); }
+  INSITU_INLINE void add(ivec w, ivec x, int) {
+    w = signed_bytes<MaxQ>(w);
+    total.lo = vdotq_s32(total.lo, bytes(w.lo), bytes(x.lo));
+    total.hi = vdotq_s32(total.hi, bytes(w.hi), bytes(x.hi));
+  }
+  INSITU_INLINE ivec finish(int32_t) { return total; }
+};
+
+#elif INSITU_SIMD_BITS == 128
+
+// Products are summed in int16, four for each output, for as many lines as cannot overflow.
+template <int MaxQ>
+struct Dot {
+  static constexpr int kRun = 32767 / ((MaxQ <= 127 ? MaxQ : 128) * 127);
+  static_assert(kRun >= 2);
+  int16x8_t words[4];
+  ivec total;
+  INSITU_INLINE void start(int32_t offset) {
+    INSITU_UNROLL for (int i = 0; i < 4; i++) words[i] = vdupq_n_s16(0);
+    total = isame(MaxQ <= 127 ? offset : 0);
+  }
+  INSITU_INLINE void add(ivec weights, ivec x, int j) {
+    const ivec w = signed_bytes<MaxQ>(weights);
+    const int8x8_t same = vget_low_s8(bytes(x.lo));
+    if (j > 0 && j % kRun == 0) drain();
+    words[0] = vmlal_s8(words[0], vget_low_s8(bytes(w.lo)), same);
+    words[1] = vmlal_s8(words[1], vget_high_s8(bytes(w.lo)), same);
+    words[2] = vmlal_s8(words[2], vget_low_s8(bytes(w.hi)), same);
+    words[3] = vmlal_s8(words[3], vget_high_s8(bytes(w.hi)), same);
+  }
+  INSITU_INLINE ivec finish(int32_t) {
+    drain();
+    return total;
+  }
+
+ private:
+  INSITU_INLINE void drain() {
+    total.lo = vaddq_s32(total.lo, vpaddq_s32(vpaddlq_s16(words[0]), vpaddlq_s16(words[1])));
+    total.hi = vaddq_s32(total.hi, vpaddq_s32(vpaddlq_s16(words[2]), vpaddlq_s16(words[3])));
+    INSITU_UNROLL for (int i = 0; i < 4; i++) words[i] = vdupq_n_s16(0);
+  }
 };
 
 #elif INSITU_SIMD_BITS != 0

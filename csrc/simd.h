@@ -1,6 +1,6 @@
 // Sixteen virtual lanes: the one vector type every kernel is written in.
 // Not here: integer dot products (matmul_dot.h), transcendental functions (math.h).
-// An isa_*.cpp defines INSITU_NS (its namespace) and INSITU_SIMD_BITS (0, 256 or 512) before it includes
+// An isa_*.cpp defines INSITU_NS (its namespace) and INSITU_SIMD_BITS (0, 128, 256 or 512) before it includes
 // any kernel header. Everything is `static` inside that namespace, so that no function compiled
 // for one instruction set can be picked by the linker for another.
 // Always true: every operation gives the same bits on every instruction set (NaN payloads apart).
@@ -22,6 +22,8 @@
 #include "simd_avx512.h"
 #elif INSITU_SIMD_BITS == 256
 #include "simd_avx2.h"
+#elif INSITU_SIMD_BITS == 128
+#include "simd_neon.h"
 #else
 #include "simd_generic.h"
 #endif

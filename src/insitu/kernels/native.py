@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from insitu.kernels.kv_layout import KVLayout
 
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "neon", "neon-dotprod", "avx2", "avx512")
 _BLOCK_TYPES = tuple(BlockType)  # in the order of csrc/kernels.h
 _OUTPUTS = 32  # outputs of an n-block
 _ATTRIBUTES = frozenset(

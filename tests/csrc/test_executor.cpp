@@ -22,7 +22,7 @@ constexpr Shape kShapes[] = {
     {"mixed", 256, 8, 4, 32, 288, 300, 1, 32, false, false, BlockType::Q4_1, BlockType::Q4_K, BlockType::Q4_0,
      BlockType::F16, BlockType::Q6_K, BlockType::Q4_1, BlockType::Q5_0, BlockType::Q4_K},
 };
-constexpr int kLengths[] = {290, 70, 33, 1};
+constexpr int kLengths[] = {270, 40, 19, 1};
 constexpr int kNumSeqs = 4, kBlocksPerSeq = 24, kNumBlocks = 128;
 constexpr Limits kLimits{300, 300, kNumSeqs, kNumBlocks, kBlocksPerSeq};
 
@@ -162,7 +162,8 @@ void check_shape(const Shape& shape) {
   for (const char* isa : kIsas) {
     const KernelTable* table = kernel_table(isa);
     if (!table) continue;
-    for (const auto [threads, cut] : {std::pair{1, 0}, {2, 1}, {3, 2}, {3, 0}}) {
+    for (const auto& [threads, cut] : {std::pair{1, 0}, {2, 1}, {3, 2}, {3, 0}}) {
+      if (table == kernel_table("generic") && threads + cut == 3) continue;  // slow, and no different
       const Outcome outcome = run(shape, *table, threads, cut);
       const uint64_t digest = digest_of(outcome);
       if (wanted == 0) wanted = digest;

@@ -1,4 +1,4 @@
-"""The programs of tests/csrc: as scripts/develop built them, under sanitizers, on another processor.
+"""The programs of tests/csrc: as scripts/develop built them, sanitized, on another processor.
 
 Each checks that all instruction sets, thread counts and batches gave the same bits, and prints a
 digest of them.

@@ -12,6 +12,7 @@ namespace insitu {
 namespace {
 
 constexpr size_t kMaxSegments = 8;
+constexpr size_t kAheadBytes = size_t{64} << 10;  // of the next linear, a worker: well within L2
 constexpr size_t kMaxSplitBytes = size_t{16} << 20;
 
 void require(bool holds, const char* what) {
@@ -137,7 +138,7 @@ Sizes Executor::sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& l
   return sizes;
 }
 
-Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads,
+Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, const ThreadOptions& threads,
                    const KernelTable& table)
     : table_(table),
       kv_(kv),
@@ -145,14 +146,16 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
       ops_(spec.ops),
       logits_(spec.logits),
       vocab_size_(spec.logits.width),
-      sizes_(sizes(spec, kv, limits, num_threads, table)),
-      pool_(num_threads),
+      sizes_(sizes(spec, kv, limits, threads.num_threads, table)),
+      ahead_(std::make_unique<Ahead[]>(threads.num_threads)),
+      pool_(with_prefetch(threads)),
       packed_(sizes_.packed),
       kv_pool_(sizes_.kv),
       arena_(sizes_.arena),
       scratch_(sizes_.scratch),
       layer_bytes_(kv_layer_bytes(kv, limits)) {
   const FloatControl control;
+  const int num_threads = threads.num_threads;
   pack(spec);
   num_token_ids_ = vocab_size_;
   for (const Operator& op : ops_) {
@@ -172,6 +175,20 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
   split_ = workers_ + worker_floats_ * num_threads;
   uint8_t* rest = reinterpret_cast<uint8_t*>(split_) + align_up(sizeof(float) * split_floats_);
   sampler_ = std::make_unique<Sampler>(table_, vocab_size_, limits.max_num_logit_rows, num_threads, rest);
+  next_linear_.assign(ops_.size(), -1);
+  for (size_t i = ops_.size(); i-- > 1;)
+    next_linear_[i - 1] = ops_[i].kind == OpKind::Linear ? ops_[i].linear : next_linear_[i];
+}
+
+ThreadOptions Executor::with_prefetch(ThreadOptions threads) {
+  threads.idle = {[](void* self, int worker) { return static_cast<Executor*>(self)->prefetch(worker); }, this};
+  return threads;
+}
+
+const uint8_t* Executor::Linear::block(int index) const {
+  size_t s = 0;
+  while (index >= first_block[s + 1]) s++;
+  return segments[s].data + (index - first_block[s]) * segments[s].block_bytes;
 }
 
 void Executor::pack(const ProgramSpec& spec) {
@@ -200,6 +217,7 @@ void Executor::pack(const ProgramSpec& spec) {
       at += align_up(num_blocks_of(s.n) * block_bytes);
     }
     linear.first_block.push_back(first_block);
+    linear.end = at;
     if (!raw.bias.empty()) linear.bias = place(raw.bias);
     linears_.push_back(std::move(linear));
   }
@@ -335,7 +353,6 @@ void Executor::run_linear(const Operator& op, int num_rows) {
     float* out;
   };
   Part parts[kMaxSegments];
-  double bytes = 0;
   ptrdiff_t column = 0;
   for (size_t s = 0; s < linear.segments.size(); s++) {
     const PackedSegment& segment = linear.segments[s];
@@ -349,22 +366,33 @@ void Executor::run_linear(const Operator& op, int num_rows) {
                          residual.stride};
     parts[s].out = at(op.output) + column;
     column += segment.n;
-    bytes += static_cast<double>(segment.block_bytes) * num_blocks_of(segment.n);
   }
-  const int num_blocks = linear.first_block.back(), threads = pool_.num_threads();
-  const double ns = bytes * std::max(0.05, 0.01 * num_rows);  // 20 GB/s, or 400 GOPS at 4 to 5 bits
-  const int items = threads == 1 ? 1 : std::clamp(static_cast<int>(std::min(ns / 5000.0, 1e6)),
-                                                  std::min(3 * threads, num_blocks), num_blocks);
-  pool_.run(items, [&](int item, int) {
-    const int first = static_cast<int>(int64_t{num_blocks} * item / items);
-    const int last = static_cast<int>(int64_t{num_blocks} * (item + 1) / items);
+  coming_.store(((coming_.load(std::memory_order_relaxed) >> 32) + 1) << 32 |
+                    static_cast<uint32_t>(next_linear_[&op - ops_.data()] + 1),
+                std::memory_order_relaxed);
+  pool_.run(linear.first_block.back(), [&](int block, int) {
     size_t s = 0;
-    for (int block = first; block < last; block++) {
-      while (block >= linear.first_block[s + 1]) s++;
-      table_.matmul_block(linear.segments[s], block - linear.first_block[s], parts[s].x, parts[s].epilogue,
-                          parts[s].out, op.output.stride);
-    }
+    while (block >= linear.first_block[s + 1]) s++;
+    table_.matmul_block(linear.segments[s], block - linear.first_block[s], parts[s].x, parts[s].epilogue,
+                        parts[s].out, op.output.stride);
   });
+}
+
+// A little of what this worker will read first in the linear to come; false when there is no more to do.
+// Memory is idle while threads wait for each other or work through a single row.
+bool Executor::prefetch(int worker) {
+  const uint64_t coming = coming_.load(std::memory_order_relaxed);
+  if (static_cast<uint32_t>(coming) == 0) return false;
+  Ahead& ahead = ahead_[worker];
+  if (ahead.phase != coming) {
+    const Linear& linear = linears_[static_cast<uint32_t>(coming) - 1];
+    const int num_blocks = linear.first_block.back();
+    ahead.phase = coming;
+    ahead.at = linear.block(static_cast<int>(int64_t{num_blocks} * worker / pool_.num_threads()));
+    ahead.end = std::min(ahead.at + kAheadBytes, linear.end);
+  }
+  for (int line = 0; line < 4 && ahead.at < ahead.end; line++, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
+  return ahead.at < ahead.end;
 }
 
 }  // namespace insitu

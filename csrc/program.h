@@ -4,6 +4,7 @@
 // Always true: sizes are known before anything is allocated, and a step allocates nothing large.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -67,7 +68,8 @@ struct Sizes {
 
 class Executor {
  public:
-  Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads, const KernelTable& table);
+  Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, const ThreadOptions& threads,
+           const KernelTable& table);
 
   // Throws std::invalid_argument if the program does not fit `kv` or itself.
   static Sizes sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads,
@@ -94,6 +96,13 @@ class Executor {
     std::vector<PackedSegment> segments;
     const float* bias = nullptr;
     std::vector<int> first_block;  // of each segment, then the number of all
+    const uint8_t* end = nullptr;  // of the last segment
+    const uint8_t* block(int index) const;
+  };
+  // How far one worker has prefetched its share of the linear that comes next.
+  struct alignas(64) Ahead {
+    uint64_t phase = 0;
+    const uint8_t *at = nullptr, *end = nullptr;
   };
   // Rows [first_row, first_row + num_rows) of the (token, head) pairs of a sequence and KV head.
   struct AttentionItem {
@@ -107,8 +116,10 @@ class Executor {
 
   void pack(const ProgramSpec& spec);
   void run(const Batch& batch);
+  ThreadOptions with_prefetch(ThreadOptions threads);
   template <typename Body>
   void timed(size_t index, Body&& body);
+  bool prefetch(int worker);
   void run_op(const Operator& op, const Batch& batch);
   void run_embed(const Operator& op, const Batch& batch);
   void run_linear(const Operator& op, int num_rows);
@@ -134,12 +145,15 @@ class Executor {
   TensorRef logits_;
   int vocab_size_, num_token_ids_ = 0;
   Sizes sizes_;
+  std::atomic<uint64_t> coming_{0};  // a phase's number << 32 | the weight that follows it + 1
+  std::unique_ptr<Ahead[]> ahead_;   // one a worker
   ThreadPool pool_;
   Mapping packed_, kv_pool_, arena_, scratch_;
   std::vector<Linear> linears_;
   std::vector<const float*> vectors_;
   std::vector<std::vector<double>> frequencies_;  // by operator: only RopeAngles has some
   size_t layer_bytes_;
+  std::vector<int> next_linear_;     // by operator: the weight of the next Linear after it, or -1
   std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
   // Attention of the step under way.
   const Operator* planned_for_ = nullptr;

@@ -1,0 +1,87 @@
+// The pool: every item of every phase is done once and before run() returns, whoever is slow.
+// Always true: exits 0 only if every comparison held.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "threads.h"
+
+using insitu::ThreadOptions;
+using insitu::ThreadPool;
+
+namespace {
+
+int failures = 0;
+void check(bool holds, const char* what, int threads, int items) {
+  if (!holds && failures++ < 20) std::printf("FAIL %s: %d threads, %d items\n", what, threads, items);
+}
+
+void busy_for(std::chrono::microseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
+// Plain ints: a second writer, or a reader before the phase is over, is also a data race.
+void every_item_once(ThreadPool& pool, int items) {
+  std::vector<int> times(items, 0);
+  const int threads = pool.num_threads();
+  std::atomic<bool> is_worker_known{true};
+  pool.run(items, [&](int item, int worker) {
+    times[item]++;
+    if (worker < 0 || worker >= threads) is_worker_known = false;
+  });
+  bool once = true;
+  for (int t : times) once &= t == 1;
+  check(once, "an item ran other than once", threads, items);
+  check(is_worker_known, "a worker has no number", threads, items);
+}
+
+// The share of one worker is slow: the others must take from it, if the machine lets them run at all.
+bool is_slow_share_shared(ThreadPool& pool) {
+  const int items = 64, threads = pool.num_threads();
+  std::vector<int> by(items, -1);
+  pool.run(items, [&](int item, int worker) {
+    by[item] = worker;
+    if (item < items / threads) busy_for(std::chrono::microseconds(200));
+  });
+  bool helped = false;
+  for (int item = 0; item < items / threads; item++) helped |= by[item] != by[0];
+  return helped;
+}
+
+void phases(const ThreadOptions& options) {
+  ThreadPool pool(options);
+  for (int items : {0, 1, 2, 3, 7, 64, 1000, 70000, 200001}) every_item_once(pool, items);
+  for (int round = 0; round < 2000; round++) every_item_once(pool, round % 37);
+  bool is_shared = pool.num_threads() == 1;
+  for (int round = 0; round < 50 && !is_shared; round++) is_shared = is_slow_share_shared(pool);
+  check(is_shared, "nobody helped with a slow share", pool.num_threads(), 64);
+  for (int round = 0; round < 20; round++) {  // workers park in between
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    every_item_once(pool, 50);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (int threads : {1, 2, 3, 8}) {
+    ThreadOptions options(threads);
+    phases(options);
+    options.spins = false;
+    phases(options);
+    options.is_pinned = true;
+    phases(options);
+  }
+  std::atomic<int> num_idle{0};
+  ThreadOptions options(2);
+  options.idle = {[](void* count, int) { return ++*static_cast<std::atomic<int>*>(count) % 4 != 0; }, &num_idle};
+  phases(options);
+  check(num_idle > 0, "waiting threads did no idle work", 2, 0);
+  std::printf(failures ? "%d failures\n" : "ok\n", failures);
+  return failures ? 1 : 0;
+}

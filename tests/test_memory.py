@@ -1,0 +1,93 @@
+"""A server under load holds what its plan says: never much more, and nearly all of it once it may.
+
+Measured is what cannot be given back or shared: RssAnon and RssShmem of the server's process.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_server import LiveServer, live_server
+
+# Weights and KV are most of what is held, and 3,600 tokens fill the KV cache.
+FLAGS = ("--kv-cache-bytes", "160MiB", "--kv-cache-dtype", "f32")
+NUM_REQUESTS = 4
+NUM_SAMPLED = 80  # long enough that all requests hold their blocks at once
+TOLERANCE = 0.05
+BLOCKS = "insitu_kv_blocks_used "
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc"),
+]
+
+
+def held_bytes(process_id: int) -> int:
+    """Anonymous and shared memory of a process."""
+    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
+    return 1024 * sum(int(sizes[key].split()[0]) for key in ("RssAnon", "RssShmem"))
+
+
+def plan_of(model: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "insitu", "plan", str(model), *FLAGS, "--json"]
+    plan: dict[str, Any] = json.loads(subprocess.check_output(command, timeout=60))
+    return plan
+
+
+class Watch(threading.Thread):
+    """Follows the memory and the KV blocks in use of a server, keeping the most of each."""
+
+    def __init__(self, server: LiveServer) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._is_over = threading.Event()
+        self.most_bytes = 0
+        self.most_blocks = 0
+
+    def run(self) -> None:
+        while not self._is_over.wait(0.05):
+            self.most_bytes = max(self.most_bytes, held_bytes(self._server.process.pid))
+            self.most_blocks = max(self.most_blocks, blocks_used(self._server))
+
+    def end(self) -> None:
+        self._is_over.set()
+        self.join()
+
+
+def blocks_used(server: LiveServer) -> int:
+    lines = server.client.get("/metrics").text.splitlines()
+    return int(float(next(one for one in lines if one.startswith(BLOCKS)).split()[-1]))
+
+
+def test_a_server_holds_what_its_plan_says(smollm2_path: Path) -> None:
+    plan = plan_of(smollm2_path)
+    num_tokens = plan["num_blocks"] // NUM_REQUESTS * plan["block_size"]
+    generator = random.Random(7)  # noqa: S311
+    prompts = [
+        [generator.randrange(100, 40_000) for _ in range(num_tokens - NUM_SAMPLED)]
+        for _ in range(NUM_REQUESTS)
+    ]
+    with live_server(smollm2_path, *FLAGS) as server:
+        at_start_bytes = held_bytes(server.process.pid)
+        watch = Watch(server)
+        watch.start()
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            wanted = {"max_tokens": NUM_SAMPLED, "ignore_eos": True}
+            list(pool.map(lambda prompt: server.complete(prompt, **wanted), prompts))
+        watch.end()
+        after_bytes = held_bytes(server.process.pid)
+    most_bytes = max(watch.most_bytes, after_bytes)
+    print(f"{most_bytes / 2**20:.1f} of {plan['at_most_bytes'] / 2**20:.1f} MiB at most")  # noqa: T201
+    assert watch.most_blocks >= 0.97 * plan["num_blocks"]
+    assert at_start_bytes <= (1 + TOLERANCE) * plan["at_start_bytes"]
+    assert most_bytes <= (1 + TOLERANCE) * plan["at_most_bytes"]
+    assert after_bytes >= (1 - TOLERANCE) * plan["at_most_bytes"]

@@ -9,6 +9,7 @@ Always true: a ``Request`` is what was asked and never changes; a ``Delta`` is c
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+
+
+# Names that a request's ``template_kwargs`` may not take: they stand for what the request says
+# elsewhere, for what the model's file says, or for the template language's own.
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+        "tokenize", "template", "chat_template", "bos_token", "eos_token", "unk_token", "pad_token",
+        "loop", "range", "namespace", "dict", "raise_exception", "strftime_now",
+    }
+)  # fmt: skip
+TEMPLATE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_template_name(name: str) -> bool:
+    """Whether a caller may set a variable of that name for the chat template."""
+    return TEMPLATE_NAME.fullmatch(name) is not None and name not in RESERVED_TEMPLATE_NAMES
 
 
 class FinishReason(StrEnum):

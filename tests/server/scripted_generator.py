@@ -74,6 +74,8 @@ class Scripted:
         if request.model not in {CARD.name, *CARD.aliases}:
             raise Refusal(f"no {request.model}", status=404, param="model", code="model_not_found")
         ids = self._ids(request)
+        if any(one >= CARD.vocab_size for one in (*ids, *request.sampling.stop_token_ids)):
+            raise Refusal("outside the vocabulary", param="prompt", code="invalid_token_id")
         max_tokens = request.sampling.max_tokens or CARD.max_model_len - len(ids)
         if len(ids) + max_tokens > CARD.max_model_len:
             raise Refusal("too long", param="max_tokens", code="context_length_exceeded")
@@ -130,9 +132,9 @@ class Scripted:
         return Tokenized(ids, text)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        if any(one >= CARD.vocab_size or 0xD800 <= one < 0xE000 for one in token_ids):
-            raise Refusal("an id is outside the vocabulary", param="tokens", code="invalid_value")
-        return "".join(map(chr, token_ids))
+        if any(one >= CARD.vocab_size for one in token_ids):
+            raise Refusal("outside the vocabulary", param="tokens", code="invalid_token_id")
+        return "".join("?" if 0xD800 <= one < 0xE000 else chr(one) for one in token_ids)
 
     def describe(self) -> ModelCard:
         return CARD

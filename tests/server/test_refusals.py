@@ -51,6 +51,8 @@ WRONG_CHAT: list[tuple[str, Any]] = [
     ("chat_template", "{{ x }}"),
     ("chat_template_kwargs", {"chat_template": "x"}),
     ("chat_template_kwargs", {"messages": []}),
+    ("chat_template_kwargs", {"loop": 1}),
+    ("chat_template_kwargs", {"not a name": 1}),
     ("chat_template_kwargs", {"add_generation_prompt": False}),
 ]
 

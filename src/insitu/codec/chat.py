@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.template import Template, TypedText, UnsupportedTemplate
 from insitu.codec.template_values import TemplateFault, TemplateLimitError, TemplateRaised
-from insitu.types import Refusal
+from insitu.types import Refusal, is_template_name
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 from insitu.weights.strict_json import parse_object
 
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from insitu.types import Message, ToolCall
     from insitu.weights.tensors import TensorSource
 
-# A caller's kwargs may not stand for what the request says elsewhere, or for what the file says.
-RESERVED = frozenset(
-    {
-        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
-        "chat_template", "bos_token", "eos_token", "unk_token", "pad_token", "loop", "range",
-        "namespace", "dict", "raise_exception", "strftime_now",
-    }
-)  # fmt: skip
 _GGUF_KEY = "tokenizer.chat_template"
 
 
@@ -153,7 +145,7 @@ class ChatTemplate:
 def _checked(kwargs: Mapping[str, Any]) -> str | None:
     """Refuse names a caller may not set; the date, where there is one."""
     for name in kwargs:
-        if name in RESERVED or not name.isidentifier():
+        if not is_template_name(name):
             where = f"chat_template_kwargs.{name[:80]}"
             raise Refusal(f"{where} may not be set.", param=where, code="reserved_name")
     today = kwargs.get("today")

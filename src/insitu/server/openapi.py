@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from insitu.server import schema_answers as answers
+from insitu.server.schema import LIMIT
 from insitu.server.schema_chat import ChatCompletionRequest
 from insitu.server.schema_completions import CompletionRequest
 from insitu.server.schema_tokens import (
@@ -23,7 +24,11 @@ from insitu.server.schema_tokens import (
 from insitu.server.shape import version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import BaseModel
+
+    from insitu.types import ModelCard
 
 _REF = "#/components/schemas/{model}"
 _REASONS = {
@@ -102,14 +107,29 @@ OPERATIONS = (
 )
 
 
+def document(card: ModelCard, *, has_keys: bool) -> dict[str, Any]:
+    """The whole document; names and limits in it are the served model's."""
+    names = tuple(dict.fromkeys((card.name, *card.aliases, "default")))
+    return _document(names, card.vocab_size, card.max_model_len, has_keys)
+
+
 @cache
-def document(*, has_keys: bool) -> dict[str, Any]:
-    """The whole document."""
+def _document(
+    names: tuple[str, ...], vocab_size: int, max_model_len: int, has_keys: bool
+) -> dict[str, Any]:
+    # A prompt and an answer have a token each at least.
+    limits: dict[str, dict[str, Any]] = {
+        "model": {"enum": list(names)},
+        "token_id": {"maximum": vocab_size - 1},
+        "new_tokens": {"maximum": max_model_len - 1},
+        "prompt": {"maxItems": max_model_len - 1},
+    }
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         method = "post" if operation.bodies else "get"
         paths[operation.path] = {method: _operation(operation, has_keys=has_keys)}
     components: dict[str, Any] = {"schemas": _schemas()}
+    _set_limits(components, limits)
     if has_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
@@ -131,6 +151,18 @@ def _schemas() -> dict[str, Any]:
     schemas = definitions["$defs"]
     assert isinstance(schemas, dict)
     return schemas
+
+
+def _set_limits(node: Any, limits: Mapping[str, dict[str, Any]]) -> None:
+    """Put the model's limits where a schema marks that they belong."""
+    if isinstance(node, dict):
+        if (mark := node.pop(LIMIT, None)) is not None:
+            node.update(limits[mark])
+        for below in node.values():
+            _set_limits(below, limits)
+    elif isinstance(node, list):
+        for below in node:
+            _set_limits(below, limits)
 
 
 def _operation(operation: Operation, *, has_keys: bool) -> dict[str, Any]:

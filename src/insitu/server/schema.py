@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAX_ID = 2**31 - 1
+# Marks a place in a JSON schema whose limits the served model decides: "model", "token_id", ...
+LIMIT = "x-limit"
 _TAG_FAULTS = {"union_tag_invalid", "union_tag_not_found"}
 
 

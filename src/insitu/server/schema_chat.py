@@ -12,17 +12,19 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from insitu.server.body import MAX_DEPTH
-from insitu.server.schema import MAX_ID, Neutral, Wire
-from insitu.server.schema_sampling import Nothing, OnlyFalse, SamplingFields, requires
-from insitu.types import Message, Refusal, Request, SamplingParams, ToolCall
+from insitu.server.schema import Neutral, Wire
+from insitu.server.schema_sampling import NewTokens, Nothing, OnlyFalse, SamplingFields, requires
+from insitu.types import (
+    RESERVED_TEMPLATE_NAMES,
+    TEMPLATE_NAME,
+    Message,
+    Refusal,
+    Request,
+    SamplingParams,
+    ToolCall,
+    is_template_name,
+)
 
-# Names that would let a request replace what the server itself gives to a template.
-RESERVED_KWARGS = frozenset(
-    {
-        "chat_template", "messages", "tools", "documents", "add_generation_prompt",
-        "bos_token", "eos_token", "continue_final_message", "tokenize", "template",
-    }
-)  # fmt: skip
 _MAX_KWARGS_DEPTH = 16
 
 
@@ -124,8 +126,10 @@ def to_message(wire: SystemMessage | UserMessage | AssistantMessage | ToolMessag
 
 def _check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name in kwargs:
-        if name in RESERVED_KWARGS:
+        if name in RESERVED_TEMPLATE_NAMES:
             raise PydanticCustomError("reserved", "the name {name} is reserved", {"name": name})
+        if not is_template_name(name):
+            raise PydanticCustomError("name", "a name must be made of A-Z a-z 0-9 _")
     level: list[Any] = list(kwargs.values())
     for _ in range(_MAX_KWARGS_DEPTH):
         below: list[Any] = []
@@ -148,8 +152,10 @@ Kwargs = Annotated[
     Field(
         description="Variables of the chat template; names the server sets itself are reserved.",
         json_schema_extra={
-            "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}},
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+            "propertyNames": {
+                "pattern": f"^{TEMPLATE_NAME.pattern}$",
+                "not": {"enum": sorted(RESERVED_TEMPLATE_NAMES)},
+            },
         },
     ),
 ]
@@ -190,10 +196,8 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
         }
     )
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_ID)] | None = Field(
-        None, description="To the end of the context when absent."
-    )
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_ID)] | None = Field(
+    max_tokens: NewTokens | None = Field(None, description="To the end of the context when absent.")
+    max_completion_tokens: NewTokens | None = Field(
         None, description="The same as max_tokens; both with different values are refused."
     )
     logprobs: bool | None = None

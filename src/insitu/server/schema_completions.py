@@ -11,16 +11,17 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from insitu.server.schema import MAX_ID, Neutral
-from insitu.server.schema_sampling import Nothing, One, OnlyFalse, SamplingFields
+from insitu.server.schema import LIMIT, MAX_ID, Neutral
+from insitu.server.schema_sampling import NewTokens, Nothing, One, OnlyFalse, SamplingFields
 from insitu.types import Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 
 _IDS = {
     "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID},
+    "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID, LIMIT: "token_id"},
     "minItems": 1,
+    LIMIT: "prompt",
 }
 _PROMPT_SCHEMA = {
     "description": "Text, or token ids; a list may hold exactly one of either.",
@@ -58,9 +59,7 @@ class CompletionRequest(SamplingFields):
     prompt: Annotated[
         str | tuple[int, ...], PlainValidator(parse_prompt), WithJsonSchema(_PROMPT_SCHEMA)
     ]
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_ID)] | None = Field(
-        None, description=f"{DEFAULT_MAX_TOKENS} when absent."
-    )
+    max_tokens: NewTokens | None = Field(None, description=f"{DEFAULT_MAX_TOKENS} when absent.")
     logprobs: Annotated[int, Field(ge=0, le=SamplingParams.MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = Field(None, description="True when absent.")
     parse_special: bool | None = Field(

@@ -10,15 +10,24 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from insitu.server.schema import MAX_ID, Neutral, Wire
+from insitu.server.schema import LIMIT, MAX_ID, Neutral, Wire
 from insitu.types import Refusal, SamplingParams
 
 StopString = Annotated[str, Field(min_length=1, max_length=SamplingParams.MAX_STOP_CHARS)]
-TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={LIMIT: "token_id"})]
+NewTokens = Annotated[int, Field(ge=1, le=MAX_ID, json_schema_extra={LIMIT: "new_tokens"})]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[int, Field(ge=1, le=1)]
 Empty = Annotated[dict[str, Any], Field(max_length=0)]
 _WHEN_ABSENT = "When absent: the model's, where GET /v1/models shows one, else"
+ModelName = Annotated[
+    str,
+    Field(
+        description="A served name, or `default`.",
+        examples=["default"],
+        json_schema_extra={LIMIT: "model"},
+    ),
+]
 Nothing = Annotated[None, Neutral("null")]
 
 
@@ -56,7 +65,7 @@ class SamplingFields(Wire):
         json_schema_extra={"allOf": [requires("stream_options", "object", "stream")]}
     )
 
-    model: str = Field(description="A served name, or `default`.", examples=["default"])
+    model: ModelName
     temperature: Annotated[float, Field(ge=0)] | None = Field(
         None, description=f"0 is greedy. {_WHEN_ABSENT} 1."
     )

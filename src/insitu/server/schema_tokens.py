@@ -8,10 +8,8 @@ from pydantic import Field
 
 from insitu.server.schema import Wire
 from insitu.server.schema_chat import ChatFields
-from insitu.server.schema_sampling import TokenId  # noqa: TC001 - pydantic reads it
+from insitu.server.schema_sampling import ModelName, TokenId  # noqa: TC001 - pydantic reads them
 from insitu.types import Request
-
-ModelName = Annotated[str, Field(examples=["default"])]
 
 
 class TokenizePromptRequest(Wire):

@@ -48,5 +48,6 @@ async def openapi(request: Request) -> Response:
     """The OpenAPI document of this server."""
     from insitu.server.openapi import document  # noqa: PLC0415 - slow to import
 
-    has_keys = service_of(request).options.authenticate is not None
-    return JSONAnswer(document(has_keys=has_keys))
+    service = service_of(request)
+    has_keys = service.options.authenticate is not None
+    return JSONAnswer(document(service.generator.describe(), has_keys=has_keys))

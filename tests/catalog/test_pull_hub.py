@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 DATA = b"GGUF" + bytes(range(256)) * 8
 
 
-def run_pull(tmp_path: Path, source: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_pull(
+    tmp_path: Path, source: str, *flags: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """The library reads its variables when imported: so a process of its own."""
     environment = os.environ | {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-m", "insitu", "pull", source, "--models-dir", str(tmp_path / "m")]
+    command = [sys.executable, "-m", "insitu", "pull", source, *flags]
+    command += ["--models-dir", str(tmp_path / "m")]
     return subprocess.run(
         command,
         env=environment | variables,
@@ -47,6 +50,18 @@ def test_a_file_comes_from_the_endpoint_that_is_set(
     assert path.read_bytes() == DATA
     asked = [path for method, path, _ in file_server.requests if method == "GET"]
     assert "/me/some-model/resolve/v1/sub/tiny.gguf" in asked
+
+
+def test_a_digest_pins_a_hubs_file(file_server: FileServer, tmp_path: Path) -> None:
+    digest = hashlib.sha256(DATA).hexdigest()
+    file_server.data, file_server.etag = DATA, f'"{digest}"'
+    source = "hf:me/some-model/tiny.gguf"
+    done = run_pull(tmp_path, source, "--sha256", "0" * 64, HF_ENDPOINT=file_server.url)
+    assert done.returncode == 2
+    assert f"its SHA-256 is {digest}, pinned is 0000" in done.stderr
+    assert not (tmp_path / "m" / "tiny").exists()
+    done = run_pull(tmp_path, source, "--sha256", digest, HF_ENDPOINT=file_server.url)
+    assert done.returncode == 0, done.stderr
 
 
 def test_offline_and_not_cached_is_one_line_with_what_to_do(tmp_path: Path) -> None:

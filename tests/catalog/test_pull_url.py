@@ -11,6 +11,7 @@ import pytest
 from insitu.catalog.errors import (
     BadSourceError,
     DownloadError,
+    NameTakenError,
     UnknownModelError,
     WrongDigestError,
 )
@@ -101,6 +102,33 @@ def test_a_wrong_digest_is_refused_and_leaves_nothing(
         pull(f"{url}#sha256={'0' * 64}", tmp_path)
     assert [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".lock"] == []
     assert pull(f"{url}#sha256={SHA256}", tmp_path).is_new
+
+
+def test_a_digest_may_be_given_beside_the_address(file_server: FileServer, tmp_path: Path) -> None:
+    url = served(file_server)
+    with pytest.raises(WrongDigestError, match="pinned is 0000"):
+        pull(url, tmp_path, sha256="0" * 64)
+    assert not (tmp_path / "tiny").exists()
+    assert pull(url, tmp_path, sha256=f"sha256:{SHA256}").is_new
+    assert not pull(url, tmp_path, sha256=SHA256.upper()).is_new
+    with pytest.raises(NameTakenError):
+        pull(url, tmp_path, sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "sha256", "said"),
+    [
+        ("https://models.example/a.gguf", "abc", "64 hexadecimal"),
+        (f"https://models.example/a.gguf#sha256={SHA256}", "0" * 64, "differ"),
+        ("smollm2-135m", SHA256, "nothing else"),
+        (__file__, SHA256, "nothing else"),
+    ],
+)
+def test_a_digest_that_cannot_be_used_is_refused(
+    tmp_path: Path, text: str, sha256: str, said: str
+) -> None:
+    with pytest.raises(BadSourceError, match=said):
+        pull(text, tmp_path, sha256=sha256)
 
 
 def test_a_page_instead_of_a_model_is_refused(file_server: FileServer, tmp_path: Path) -> None:

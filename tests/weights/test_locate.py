@@ -82,6 +82,22 @@ def test_any_other_name_is_not_found(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("source", ["hf:me/models/m.gguf", "https://models.example/m.gguf"])
+def test_a_source_is_what_was_pulled_from_it_or_how_to_pull_it(
+    models_dir: Path, source: str
+) -> None:
+    with pytest.raises(ModelNotPulled, match=f"run `insitu pull {source}`"):
+        resolve(source, models_dir)
+    record = {"name": "here", "file": "m.gguf", "source": source, "sha256": "ab"}
+    (models_dir / "here" / ".insitu.json").write_text(json.dumps(record))
+    (models_dir / "twin" / ".insitu.json").write_text("{")
+    for text in (source, f"{source}#sha256=ab"):
+        located = resolve(text, models_dir)
+        assert (located.path, located.name) == (models_dir / "here" / "m.gguf", "here")
+    with pytest.raises(ModelNotPulled, match=f"run `insitu pull '{source}#sha256=cd'`"):
+        resolve(f"{source}#sha256=cd", models_dir)
+
+
 @pytest.mark.parametrize("record", ['{"file": "../../secret"}', "[]", "{", '{"file": 5}'])
 def test_a_record_is_distrusted(models_dir: Path, record: str) -> None:
     (models_dir / "here" / ".insitu.json").write_text(record)

@@ -24,11 +24,12 @@ FORM = re.compile(r"hf:([\w.-]+/[\w.-]+)/([^@]+?)(?:@([\w./-]+))?")
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """One file of one repository, at a revision (None: its main branch)."""
+    """A file of a repository, at a revision (None: its main branch), perhaps with its digest."""
 
     repository: str
     path: str
     revision: str | None
+    sha256: str | None = None
 
     @property
     def file(self) -> str:

@@ -10,8 +10,9 @@ Not here: how each source is fetched (wheel, url, hub) and the layout of the fol
 from __future__ import annotations
 
 import errno
+import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -80,11 +81,17 @@ def pull(
     *,
     catalog: Path | None = None,
     name: str | None = None,
+    sha256: str | None = None,
     progress: Progress | None = None,
 ) -> Pulled:
-    """Bring a model here unless it is; safe against interruption and other processes."""
+    """Bring a model here unless it is; safe against interruption and other processes.
+
+    ``sha256`` pins an address's or a hub's file.
+    """
     told = progress or Silent()
     source = parse_source(text, read_catalogues(catalog))
+    if sha256 is not None:
+        source = _pinned(source, sha256)
     chosen = checked_name(name or _name_of(source))
     checked_name(_file_of(source) or chosen)
     store = Store(models_dir.expanduser().absolute())
@@ -96,6 +103,17 @@ def pull(
         if error.errno == errno.ENOSPC:
             raise CatalogError(f"no space is left for {chosen} in {store.models_dir}.") from error
         raise CatalogError(f"{chosen}: {error}") from error
+
+
+def _pinned(source: Source, sha256: str) -> Source:
+    digest = sha256.lower().removeprefix("sha256:")
+    if re.fullmatch("[0-9a-f]{64}", digest) is None:
+        raise BadSourceError("--sha256 needs the 64 hexadecimal digits of a SHA-256.")
+    if not isinstance(source, (url.UrlSource, hub.HubSource)):
+        raise BadSourceError("--sha256 pins an https:// address or an hf: name, nothing else.")
+    if source.sha256 not in (None, digest):
+        raise BadSourceError("--sha256 and the address's own #sha256= differ.")
+    return replace(source, sha256=digest)
 
 
 def _pull_locked(source: Source, name: str, store: Store, told: Progress) -> Pulled:
@@ -127,7 +145,7 @@ def _present(source: Source, name: str, store: Store, told: Progress) -> Record 
     if isinstance(source, CatalogEntry):
         is_same = record.sha256 == source.sha256
     else:
-        pinned = source.sha256 if isinstance(source, url.UrlSource) else None
+        pinned = None if isinstance(source, Path) else source.sha256
         is_same = record.source == _shown(source) and pinned in (None, record.sha256)
     weights = store.model_path(record)
     weights = weights / FOLDER_WEIGHTS if record.file is None else weights
@@ -183,7 +201,7 @@ def _check_magic(path: Path) -> None:
 def _pins(source: Source) -> tuple[int | None, str | None]:
     if isinstance(source, CatalogEntry):
         return source.size_bytes, source.sha256
-    return None, source.sha256 if isinstance(source, url.UrlSource) else None
+    return None, None if isinstance(source, Path) else source.sha256
 
 
 def _file_of(source: Source) -> str | None:

@@ -30,9 +30,12 @@ def models_dir_of(settings: Settings) -> Path:
 @click.command("pull")
 @click.argument("source", required=False, metavar="[NAME | PATH | https://... | hf:...]")
 @click.option("--name", metavar="NAME", help="Keep the model under this name.")
+@click.option("--sha256", metavar="DIGEST", help="Refuse any other file (https:// and hf: only).")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @settings_flags(STORE_FIELDS)
-def pull_command(settings: Settings, source: str | None, name: str | None, quiet: bool) -> None:
+def pull_command(
+    settings: Settings, source: str | None, name: str | None, sha256: str | None, quiet: bool
+) -> None:
     """Bring a model onto this machine and print its path.
 
     \b
@@ -51,6 +54,7 @@ def pull_command(settings: Settings, source: str | None, name: str | None, quiet
             models_dir_of(settings),
             catalog=settings.catalog,
             name=name,
+            sha256=sha256,
             progress=bar,
         )
         if not pulled.is_new:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from insitu.weights.cache_dir import cache_dir
 from insitu.weights.catalogue import is_safe_name, read_catalogue
@@ -33,6 +34,7 @@ __all__ = [
 
 RECORD = ".insitu.json"
 MAX_RECORD_BYTES = 1 << 16
+HUB_PREFIX = "hf:"
 SUFFIXES = (".gguf", ".safetensors")
 
 
@@ -72,10 +74,31 @@ def resolve(
     known = {name for catalog in paths for name in read_catalogue(catalog)}
     if text in known:
         raise ModelNotPulled(f"{text} is not here yet: run `insitu pull {text}`.")
+    if "://" in text or text.startswith(HUB_PREFIX):
+        if (name := _name_of_source(text, folder)) is not None:
+            return Located(_pulled_path(folder / name), name)
+        command = f"insitu pull {shlex.quote(text)}"
+        raise ModelNotPulled(
+            f"{text} is a source, and nothing from there is here: run `{command}`."
+        )
     names = ", ".join(sorted(known | _pulled_names(folder)))
     raise ModelNotFound(
         f"{text!r} is no file, and no model is called so. Known: {names or 'none'}."
     )
+
+
+def _name_of_source(source: str, models_dir: Path) -> str | None:
+    """The name of the model that was pulled from an address or a hub, if there is one."""
+    shown, _, pin = source.partition("#")
+    for name in sorted(_pulled_names(models_dir)):
+        try:
+            record = _record(models_dir / name) or {}
+        except ModelFileError:
+            continue  # another model's fault, said when that one is asked for
+        is_pinned = pin in ("", f"sha256={record.get('sha256')}")
+        if record.get("source") == shown and is_pinned:
+            return name
+    return None
 
 
 def _name_of(path: Path) -> str:
@@ -85,19 +108,29 @@ def _name_of(path: Path) -> str:
 
 def _pulled_path(folder: Path) -> Path:
     """The file that the record names; without a record the folder, which holds one model."""
+    record = _record(folder)
+    if record is None:
+        return folder
+    file = record.get("file")
+    if file is None:
+        return folder
+    if not isinstance(file, str) or not is_safe_name(file):
+        raise ModelFileError(folder / RECORD, "file", "does not name the model's file")
+    return folder / file
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    """What is written of a pulled model; None where nothing is."""
     record = folder / RECORD
     if not os.path.lexists(record):
-        return folder
+        return None
     try:
         values = json.loads(read_bounded(record, MAX_RECORD_BYTES))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(record, "file", "is not JSON") from error
-    file = values.get("file") if isinstance(values, dict) else ""
-    if file is None:
-        return folder
-    if not isinstance(file, str) or not is_safe_name(file):
-        raise ModelFileError(record, "file", "does not name the model's file")
-    return folder / file
+    if not isinstance(values, dict):
+        raise ModelFileError(record, "file", "is not a JSON object")
+    return values
 
 
 def _pulled_names(models_dir: Path) -> set[str]:

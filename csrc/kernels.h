@@ -78,7 +78,7 @@ struct Scored {
 };
 
 struct KernelTable {
-  const char* name;             // "generic" | "avx2" | "avx512" (| "avx512vnni")
+  const char* name;             // what INSITU_ISA calls it: kernels/native.py lists them
 
   // --- matmul.h, quantize.h, embed.h -------------------------------------------------------------
   // Rows of one input are quantised tile by tile (any order, any thread).

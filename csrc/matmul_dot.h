@@ -69,6 +69,9 @@ static INSITU_INLINE ivec multiply_bytes(ivec w, ivec x) { return _mm512_maddubs
 static INSITU_INLINE ivec add_words(ivec a, ivec b) { return _mm512_add_epi16(a, b); }
 static INSITU_INLINE ivec sum_words(ivec a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 static INSITU_INLINE ivec times_16(ivec a) { return _mm512_slli_epi32(a, 4); }
+#if defined(INSITU_VNNI)
+static INSITU_INLINE ivec add_dots(ivec c, ivec w, ivec x) { return _mm512_dpbusd_epi32(c, w, x); }
+#endif
 
 #elif INSITU_SIMD_BITS == 256
 
@@ -106,6 +109,9 @@ static INSITU_INLINE ivec multiply_bytes(ivec w, ivec x) { return _mm256_maddubs
 static INSITU_INLINE ivec add_words(ivec a, ivec b) { return _mm256_add_epi16(a, b); }
 static INSITU_INLINE ivec sum_words(ivec a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
 static INSITU_INLINE ivec times_16(ivec a) { return _mm256_slli_epi32(a, 4); }
+#if defined(INSITU_VNNI)
+static INSITU_INLINE ivec add_dots(ivec c, ivec w, ivec x) { return _mm256_dpbusd_avx_epi32(c, w, x); }
+#endif
 
 #elif INSITU_SIMD_BITS == 128
 
@@ -229,7 +235,7 @@ template <int MaxQ>
 struct Dot {
   ivec total;
   INSITU_INLINE void start(int32_t offset) { total = isame(offset); }
-  INSITU_INLINE void add(ivec w, ivec x, int) { total = _mm512_dpbusd_epi32(total, w, x); }
+  INSITU_INLINE void add(ivec w, ivec x, int) { total = add_dots(total, w, x); }
   INSITU_INLINE ivec finish(int32_t) { return total; }
 };
 

@@ -11,6 +11,7 @@ from tiny_model import write_gguf
 from insitu.engine.machine import Memory
 from insitu.engine.plan import DEFAULT_KV_TOKENS, Plan, PlanError, Wanted, make_plan
 from insitu.engine.start import make_engine
+from insitu.kernels.native import available_isas
 from insitu.models.load import LoadedModel, load_model
 from insitu.models.sampling_defaults import SamplingDefaults
 from insitu.weights.source import open_source
@@ -44,6 +45,12 @@ def test_defaults(model: LoadedModel) -> None:
     assert plan.at_start_bytes < plan.at_most_bytes < GIB
     assert plan.notes == ()
     assert plan.numeric_settings["kv_cache_dtype"] == "f16"
+
+
+def test_the_instruction_set_is_shown(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made(model).isa == available_isas()[-1]
+    monkeypatch.setenv("INSITU_ISA", "generic")
+    assert "instruction set = generic (INSITU_ISA)" in made(model).describe()
 
 
 def test_half_of_what_is_left(model: LoadedModel) -> None:

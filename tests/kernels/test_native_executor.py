@@ -22,7 +22,14 @@ from kernels.tiny_decoder import (
     sampling,
 )
 
-from insitu.kernels.native import Limits, Native, NativeError, available_isas, native_sizes
+from insitu.kernels.native import (
+    Limits,
+    Native,
+    NativeError,
+    available_isas,
+    native_sizes,
+    selected_isa,
+)
 
 # head_dim 48 takes the ragged paths, 64 and 128 the wide ones; 7 heads a KV head make one tile.
 SHAPES = [
@@ -284,6 +291,16 @@ def test_an_unknown_instruction_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
     engine = native(Shape(layers=1))
     assert engine.isa == "generic"
     engine.close()
+
+
+def test_avx512_is_the_best_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [isa for isa in available_isas() if isa.startswith("avx512")]
+    monkeypatch.setenv("INSITU_ISA", "avx512")
+    if kinds:
+        assert selected_isa() == kinds[-1]
+    else:
+        with pytest.raises(NativeError, match="INSITU_ISA=avx512 cannot run here"):
+            selected_isa()
 
 
 def test_impossible_limits_are_refused() -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from insitu.engine.machine import Memory, memory_limit, num_usable_cpus
-from insitu.kernels.native import Limits, NativeSizes, native_sizes, packed_bytes
+from insitu.kernels.native import Limits, NativeSizes, native_sizes, packed_bytes, selected_isa
 from insitu.kernels.pack import PackedLinear
 from insitu.kernels.passes import fuse_residual, quantize_activations
 from insitu.models.kv_cache import kv_layout
@@ -83,6 +83,7 @@ class Plan:
 
     architecture: str
     vocab_size: int
+    isa: str
     threads: int
     block_size: int
     num_blocks: int
@@ -166,7 +167,7 @@ class Plan:
             value, whose = self.sampling_defaults.get(name, own), "insitu's"
             whose = "the model's" if name in self.sampling_defaults else whose
             lines.append(f"  {name} = {value:g} ({whose})")
-        lines += ["", "other settings:"]
+        lines += ["", "other settings:", f"  instruction set = {self.isa} (INSITU_ISA)"]
         for name in ("threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             lines.append(f"  {name} = {getattr(self, name):,}")
         lines.append(f"  max_num_batched_tokens alone = {self.max_num_batched_tokens_alone:,}")
@@ -315,6 +316,7 @@ class _Planner:
         return Plan(
             architecture=self.model.architecture,
             vocab_size=self.model.spec.vocab_size,
+            isa=selected_isa(),
             threads=self.threads,
             block_size=self.kv.block_size,
             num_blocks=num_blocks,

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from insitu.kernels.kv_layout import KVLayout
 
-ISAS = ("generic", "neon", "neon-dotprod", "avx2", "avx512")
+# The tables of csrc/isa_*.cpp; of two that run on one processor, the better is later.
+ISAS = ("generic", "neon", "neon-dotprod", "avx2", "avx2vnni", "avx512base", "avx512vnni")
 _BLOCK_TYPES = tuple(BlockType)  # in the order of csrc/kernels.h
 _OUTPUTS = 32  # outputs of an n-block
 _ATTRIBUTES = frozenset(
@@ -121,15 +122,18 @@ def available_isas() -> tuple[str, ...]:
 
 
 def selected_isa() -> str:
-    """INSITU_ISA if it is set, else the best there is."""
+    """INSITU_ISA if it is set, else the best there is; ``avx512`` is the best that is AVX-512."""
     forced = os.environ.get("INSITU_ISA")
+    if forced == "avx512":
+        forced = next((isa for isa in available_isas()[::-1] if isa.startswith(forced)), forced)
     return available_isas()[-1] if not forced else _checked(forced, "INSITU_ISA")
 
 
 def _checked(isa: str, source: str) -> str:
     if isa not in available_isas():
         there = ", ".join(available_isas())
-        known = "is not one of " + ", ".join(ISAS) if isa not in ISAS else "cannot run here"
+        is_known = isa in (*ISAS, "avx512")
+        known = "cannot run here" if is_known else "is not one of " + ", ".join(ISAS)
         raise NativeError(f"{source}={isa} {known}; this machine has {there}")
     return isa
 

@@ -102,8 +102,8 @@ class SamplingParams:
 
     ``max_tokens`` None: to the end of the context. ``temperature`` 0 is greedy; ``top_k`` 0,
     ``top_p`` 1 and ``min_p`` 0 are off; None takes the model's default for it, else ``DEFAULTS``.
-    ``seed`` None draws one, which the answer reports. ``logprobs`` None gives none; a number asks
-    for that many alternatives beside the sampled token.
+    ``seed`` None draws one, which the answer reports; each of ``n`` choices has noise of its own.
+    ``logprobs`` None gives none; a number asks for that many alternatives beside the sampled token.
     """
 
     max_tokens: int | None = None
@@ -116,9 +116,11 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    n: int = 1
 
     DEFAULTS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
     MAX_LOGPROBS = 20
+    MAX_N = 128
     MAX_STOP = 16
     MAX_STOP_CHARS = 1024
 
@@ -150,6 +152,7 @@ class SamplingParams:
             self.logprobs is None or 0 <= self.logprobs <= self.MAX_LOGPROBS,
             f"from 0 to {self.MAX_LOGPROBS}",
         )
+        _require("n", 1 <= self.n <= self.MAX_N, f"from 1 to {self.MAX_N}")
 
     def _require_types(self) -> None:
         """Nothing is taken for a number, a text or a truth that is not one."""
@@ -192,7 +195,9 @@ class Request:
     """What a caller asked for. Exactly one of ``messages`` and ``prompt`` is given.
 
     ``prompt`` is text, or token ids (any of the vocabulary). ``parse_special`` lets a prompt's text
-    spell control tokens; in a chat only the template's own characters ever can.
+    spell control tokens; in a chat only the template's own characters ever can. Computed prompts
+    are shared within a tenant, and with ``cache_salt`` only where it is the same. A lower
+    ``priority`` runs earlier.
     """
 
     request_id: str
@@ -206,6 +211,8 @@ class Request:
     parse_special: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
     timeout_s: float | None = None
+    cache_salt: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +249,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens to be counted (and billed) for a request."""
+    """Tokens to be counted (and billed) for a request, or one choice of it.
+
+    ``cached_tokens`` of the prompt were found computed.
+    """
 
     prompt_tokens: int
     completion_tokens: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from tiny_model import write_gguf
 
 import insitu
-from insitu.llm.front_door import LLM
+from insitu.llm.front_door import LLM, Completion
 from insitu.types import FinishReason, Refusal, SamplingParams
 from insitu.weights.locate import ModelNotPulled
 
@@ -124,7 +125,33 @@ def test_together_as_alone(random_llm: LLM) -> None:
     ]
     together = random_llm.generate(prompts, params)
     alone = [random_llm.generate([one], own)[0] for one, own in zip(prompts, params, strict=True)]
-    assert together == alone
+    assert list(map(counted_anew, together)) == list(map(counted_anew, alone))
+
+
+def counted_anew(one: Completion) -> Completion:
+    """An answer without what tells whether its prompt was found computed."""
+    return replace(one, usage=replace(one.usage, cached_tokens=0))
+
+
+def test_choices_are_their_own_and_the_prompt_is_shared(random_path: Path) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=9, logprobs=1)
+    with LLM(random_path) as llm, LLM(random_path, prefix_caching="off", max_num_seqs=1) as plain:
+        three = llm.generate(["s" * 70, "hello"], replace(params, n=3))
+        one_by_one = plain.generate(["s" * 70, "hello"], replace(params, n=3))
+        first = llm.generate("hello", params)
+    assert [one.index for one in three] == [0, 1, 2, 0, 1, 2]
+    assert three[3] == first[0]
+    assert three == one_by_one
+    assert len({one.token_ids for one in three[:3]}) == 3
+
+
+def test_a_prefix_is_found_again_unless_the_cache_is_off(random_path: Path) -> None:
+    for state, is_found in (("on", True), ("off", False)):
+        with LLM(random_path, prefix_caching=state) as llm:
+            cold, warm = (llm.generate("s" * 90, greedy(seed=1))[0] for _ in range(2))
+        assert counted_anew(warm) == cold
+        assert (warm.usage.cached_tokens > 0) == is_found
+        assert cold.usage.cached_tokens == 0
 
 
 def test_settings_change_no_bit(random_path: Path, random_llm: LLM) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from insitu.llm.build import build
-from insitu.llm.front_door import LLM
+from insitu.llm.front_door import LLM, Completion
 from insitu.types import Caller, Delta, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -125,10 +125,17 @@ def test_threads_and_chunks_move_no_bit(
 ) -> None:
     prompts: list[list[int]] = [[7 + i] * length for i, length in enumerate(LENGTHS)]
     params = replace(GREEDY, max_tokens=4, logprobs=3)
-    expected = [random_llm.generate([one], params)[0] for one in prompts]
+    expected = [counted_anew(random_llm.generate([one], params)[0]) for one in prompts]
     with LLM(random_path, **settings) as llm:
-        assert llm.generate(prompts, params) == expected
-        assert [llm.generate([one], params)[0] for one in prompts] == expected
+        assert list(map(counted_anew, llm.generate(prompts, params))) == expected
+        again = [llm.generate([one], params)[0] for one in prompts]
+        assert list(map(counted_anew, again)) == expected
+        assert any(one.usage.cached_tokens for one in again)
+
+
+def counted_anew(one: Completion) -> Completion:
+    """An answer without what tells whether its prompt was found computed."""
+    return replace(one, usage=replace(one.usage, cached_tokens=0))
 
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 48, 100)

@@ -6,7 +6,7 @@ Text is tokenised a character a token, id = code point. The last user text choos
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from insitu.types import (
@@ -97,8 +97,9 @@ class Scripted:
         self.num_running += 1
         try:
             await asyncio.sleep(self.start_s)
-            async for delta in self._deltas(prepared):
-                yield delta
+            for index in range(prepared.request.sampling.n):
+                async for delta in self._deltas(prepared):
+                    yield replace(delta, index=index)
         finally:
             self.num_running -= 1
             self.closed.append(prepared.request.request_id)

@@ -253,7 +253,7 @@ def test_metrics_add_up() -> None:
             before = await scrape(client)
             for stream in (False, True, False, True, False):
                 await client.post(CHAT, json=chat_body(stream=stream))
-            await client.post(CHAT, json=chat_body(n=2))
+            await client.post(CHAT, json=chat_body(n=129))
             await client.post(CHAT, json=chat_body(bogus=2))
             generator.gap_s = 0.02
             for _ in range(5):

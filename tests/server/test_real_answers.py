@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from server.asking import TEXT, error_of, events
 from server.dictated import ask_together, chat, dictated, whole_and_streamed
+from tiny_model import write_gguf
+
+from insitu.llm.build import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,3 +178,35 @@ def test_stop_ids_outside_the_vocabulary_are_refused_and_touch_nobody(
     assert (refused.status_code, error_of(refused)["param"][:14]) == (400, "stop_token_ids")
     for one in (before, after):
         assert one.json()["choices"][0]["message"]["content"] == "a" * 20
+
+
+def test_choices_arrive_by_their_index_and_are_counted_together(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    generator = build(path, name="tiny", threads=1)
+    body = chat(n=3, seed=4, temperature=1.0, logprobs=True, max_tokens=9, stop=["e"])
+    try:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        bodies = [body, {**body, **options}, {**body, "n": 1}, {**body, "cache_salt": "mine"}]
+        whole, streamed, first, again = ask_together(generator, bodies)
+    finally:
+        generator.close()
+    assert [one["index"] for one in whole.json()["choices"]] == [0, 1, 2]
+    assert whole.json()["choices"][0] == first.json()["choices"][0]
+    assert whole.json()["choices"] == again.json()["choices"]
+    chunks = events(streamed)
+    for choice in whole.json()["choices"]:
+        mine = [
+            one["choices"][0]
+            for one in chunks
+            if one["choices"] and one["choices"][0]["index"] == choice["index"]
+        ]
+        text = "".join(one["delta"].get("content", "") for one in mine)
+        assert text == choice["message"]["content"]
+        assert [one["finish_reason"] for one in mine if one["finish_reason"]] == [
+            choice["finish_reason"]
+        ]
+    usages = [one["usage"] for one in chunks if one.get("usage")]
+    assert len(usages) == 1
+    assert usages[0]["completion_tokens"] == whole.json()["usage"]["completion_tokens"]
+    assert first.json()["usage"]["completion_tokens"] < usages[0]["completion_tokens"]

@@ -93,7 +93,7 @@ def test_the_openai_client(server: Running) -> None:
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="other", messages=[user])
         with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(model="tiny", messages=[user], n=2)
+            client.chat.completions.create(model="tiny", messages=[user], n=129)
         assert refused.value.param == "n"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("absent")

@@ -29,8 +29,7 @@ def locate(text: str | None, settings: Settings) -> Located:
     from insitu.weights.locate import resolve
 
     catalogs = (SHIPPED,) if settings.catalog is None else (SHIPPED, settings.catalog)
-    text = DEFAULT_MODEL if text is None else text
-    return resolve(text, models_dir_of(settings), catalogs)
+    return resolve(text or DEFAULT_MODEL, models_dir_of(settings), catalogs)
 
 
 def locate_or_pull(text: str | None, settings: Settings) -> Located:
@@ -47,7 +46,7 @@ def locate_or_pull(text: str | None, settings: Settings) -> Located:
 
         with Bar() as bar:
             models_dir = models_dir_of(settings)
-            source = DEFAULT_MODEL if text is None else text
+            source = text or DEFAULT_MODEL
             pulled = pull(source, models_dir, catalog=settings.catalog, progress=bar)
         return Located(pulled.path, pulled.record.name)
 

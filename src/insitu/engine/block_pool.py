@@ -111,9 +111,9 @@ class BlockPool:
             self._published[block] = (block_hash, salt)
 
     def forget(self, salt: bytes) -> None:
-        """Let nothing that was published with a salt be found again; its blocks are to be wiped."""
+        """Let nothing whose salt begins so be found again; its blocks are to be wiped."""
         for block, (_, owner) in list(self._published.items()):
-            if owner != salt:
+            if not owner.startswith(salt):
                 continue
             self._unpublish(block)
             if self._refs[block]:

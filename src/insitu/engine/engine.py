@@ -64,7 +64,7 @@ class Engine:
         return bool(wanted)
 
     def forget(self, salt: bytes) -> None:
-        """Wipe what was kept for prompts of a salt; what still runs is wiped when it ends."""
+        """Wipe what was kept for prompts whose salt begins so; what still runs, when it ends."""
         self.scheduler.forget(salt)
         self._do_chores()
 

@@ -13,12 +13,10 @@ turns False.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,16 +38,6 @@ logger = logging.getLogger("insitu.engine")
 # A thread that waits for the GIL asks for it after this long. With Python's 5 ms every step would
 # wait that long for a busy thread.
 SWITCH_INTERVAL_S = 1e-4
-
-
-_LOOPS: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Before the interpreter goes: native memory must not outlive it, nor a thread run on."""
-    for loop in list(_LOOPS):
-        loop.close()
 
 
 def tune_process() -> None:
@@ -88,7 +76,6 @@ class EngineLoop:
         self._is_alive = True
         self._thread = threading.Thread(target=self._run, name="insitu-engine", daemon=True)
         self._thread.start()
-        _LOOPS.add(self)
 
     @property
     def is_alive(self) -> bool:

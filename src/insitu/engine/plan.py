@@ -56,6 +56,7 @@ class Wanted:
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
     sampling_defaults: Literal["model", "none"] = "model"
+    prefix_caching: Literal["on", "off"] = "on"
 
 
 @dataclass(frozen=True, slots=True)

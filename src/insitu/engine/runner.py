@@ -86,10 +86,8 @@ class BatchRunner:
         self._native.wipe_block(block)
 
     def close(self) -> None:
-        """Close the native interpreter and let go of it, whoever still holds this runner."""
-        if hasattr(self, "_native"):
-            self._native.close()
-            del self._native
+        """Close the native interpreter."""
+        self._native.close()
 
 
 def batch_of(scheduled: Items[Scheduled], block_size: int) -> Batch:

@@ -91,10 +91,11 @@ class Scheduler:
         self._free(sequence)
 
     def forget(self, salt: bytes) -> None:
-        """Keep nothing for prompts of a salt: what was found for them, and what they still hold."""
+        """Keep nothing for prompts whose salt begins so: what is free, and what they still hold."""
         self.pool.forget(salt)
         for sequence in (*self.running, *self.waiting):
-            if sequence.prompt.cache_salt == salt:
+            owner = sequence.prompt.cache_salt
+            if owner is not None and owner.startswith(salt):
                 sequence.hashes = None
                 sequence.is_forgotten = True
 

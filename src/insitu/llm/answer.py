@@ -1,4 +1,4 @@
-"""One choice on its way from sampled ids to deltas: text, stop strings, log-probabilities, usage.
+"""From sampled ids to deltas, choice by choice: text, stop strings, log-probabilities, usage.
 
 Not here: making ids (``engine``) or whole characters (``codec``).
 
@@ -25,10 +25,35 @@ if TYPE_CHECKING:
     from insitu.types import Prepared
 
 
+class Answers:
+    """Takes the outputs of all choices of a request."""
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer) -> None:
+        num_choices = prepared.request.sampling.n
+        self._answers = [Answer(prepared, tokenizer, index) for index in range(num_choices)]
+        self._num_left = num_choices
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has had its last delta."""
+        return self._num_left == 0
+
+    def take(self, output: Output) -> Delta | None:
+        """What an output adds; None while its text is held back, or past its choice's end."""
+        answer = self._answers[output.choice]
+        if answer.is_finished:
+            return None
+        delta = answer.take(output)
+        self._num_left -= answer.is_finished
+        return delta
+
+
 class Answer:
     """Takes a choice's outputs in order."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer) -> None:
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, index: int = 0) -> None:
+        self._index = index
+        self._num_cached_tokens = 0
         self._tokenizer = tokenizer
         self._num_prompt_tokens = prepared.num_prompt_tokens
         self._detokenizer = Detokenizer(tokenizer, prepared.request.sampling.stop)
@@ -44,6 +69,8 @@ class Answer:
         assert output.token is not None
         assert not self.is_finished
         self._num_tokens += 1
+        if self._index == 0:  # of a prompt that is counted once
+            self._num_cached_tokens = output.num_cached_tokens
         self._held.append(output.token)
         ends_by_id = output.finish_reason is FinishReason.STOP
         # An end id has no text to look for stop strings in.
@@ -66,7 +93,7 @@ class Answer:
         end: Sequence[SampledToken] = (),
     ) -> Delta:
         self.is_finished = True
-        usage = Usage(self._num_prompt_tokens, num_tokens)
+        usage = Usage(self._num_prompt_tokens, num_tokens, self._num_cached_tokens)
         return replace(self._delta(released, end), finish_reason=reason, usage=usage)
 
     def _delta(self, released: list[Released], end: Sequence[SampledToken] = ()) -> Delta:
@@ -81,6 +108,7 @@ class Answer:
             if token.logprob is not None
         ]
         return Delta(
+            index=self._index,
             token_ids=tuple(token.token_id for token in (*tokens, *end)),
             content="".join(one.text for one in released),
             logprobs=tuple(logprobs),

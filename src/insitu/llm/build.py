@@ -68,14 +68,14 @@ def build(
     wanted = Wanted(**settings)
     source = open_source(path)
     try:
-        # The digest is made while weights are packed, and only of a file that can be served.
+        # The digest and the vocabulary are made while weights are packed.
         with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
+            digest = workers.submit(source.digest)
             codec = workers.submit(_load_codec, source)
             model = load_model(source)
             made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
             tokenizer, template = codec.result()
             _require_rows(source, tokenizer, model)
-            digest = workers.submit(source.digest)
             loop = start_engine(model, made, max_num_waiting=max_num_waiting)
         try:
             names = (name, *aliases)
@@ -93,7 +93,8 @@ def build(
         max_model_len=made.max_model_len,
         sampling_defaults=made.sampling_defaults,
     )
-    return TextGenerator(loop, preparer, lambda: card, made)
+    has_prefix_cache = wanted.prefix_caching == "on"
+    return TextGenerator(loop, preparer, lambda: card, made, has_prefix_cache=has_prefix_cache)
 
 
 def _sampling_defaults(source: TensorSource, wanted: Wanted) -> SamplingDefaults | None:

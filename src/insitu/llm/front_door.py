@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from insitu.engine.plan import Wanted
-from insitu.llm.answer import Answer
+from insitu.llm.answer import Answers
 from insitu.llm.build import build
 from insitu.types import Delta, FinishReason, Message, Request, SamplingParams
 from insitu.weights.catalogue import SHIPPED
@@ -47,6 +47,7 @@ class Completion:
     seed: int
     prompt_ids: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+    index: int = 0
 
 
 class LLM:
@@ -80,7 +81,10 @@ class LLM:
         add_special_tokens: bool = True,
         parse_special: bool = False,
     ) -> list[Completion]:
-        """Continue prompts (texts, or token ids), with one set of params for all or one each."""
+        """Continue prompts (texts, or token ids), with one set of params for all or one each.
+
+        In the order of the prompts, and for each in the order of its ``n`` choices.
+        """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         each = _params_of_each(params, len(texts))
         requests = [
@@ -104,7 +108,9 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Answer a chat; messages are ``Message`` or mappings with role and content."""
+        """Answer a chat, once; messages are ``Message`` or mappings with role and content."""
+        if params is not None and params.n != 1:
+            raise ValueError("chat answers once: use generate for n above 1")
         request = Request(
             request_id=self._next_id(),
             model="default",
@@ -141,7 +147,7 @@ class LLM:
         generator = self._generator
         prepared = [generator.preparer.prepare(request) for request in requests]
         answers = {
-            one.request.request_id: Answer(one, generator.preparer.tokenizer) for one in prepared
+            one.request.request_id: Answers(one, generator.preparer.tokenizer) for one in prepared
         }
         deltas: dict[str, list[Delta]] = {request_id: [] for request_id in answers}
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
@@ -152,18 +158,21 @@ class LLM:
             while left:
                 output = outputs.get()
                 request_id = output.request_id
-                if request_id not in left:
-                    continue  # past its stop string
                 delta = answers[request_id].take(output)
                 if delta is not None:
                     deltas[request_id].append(delta)
+                    if delta.finish_reason is not None and not output.is_last:
+                        generator.abort(request_id, output.choice)  # a stop string
                 if answers[request_id].is_finished:
-                    left.remove(request_id)
-                    generator.abort(request_id)
+                    left.discard(request_id)
         finally:
             for request_id in left:
                 generator.abort(request_id)
-        return [_completion(one, deltas[one.request.request_id]) for one in prepared]
+        return [
+            _completion(one, index, deltas[one.request.request_id])
+            for one in prepared
+            for index in range(one.request.sampling.n)
+        ]
 
 
 def _ids(prompt: Sequence[int]) -> tuple[int, ...]:
@@ -172,7 +181,8 @@ def _ids(prompt: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(operator.index, prompt))
 
 
-def _completion(prepared: Prepared, deltas: list[Delta]) -> Completion:
+def _completion(prepared: Prepared, index: int, of_all: list[Delta]) -> Completion:
+    deltas = [delta for delta in of_all if delta.index == index]
     last = deltas[-1]
     assert last.finish_reason is not None
     assert last.usage is not None
@@ -185,6 +195,7 @@ def _completion(prepared: Prepared, deltas: list[Delta]) -> Completion:
         seed=prepared.seed,
         prompt_ids=prepared.prompt_ids,
         warnings=prepared.warnings,
+        index=index,
     )
 
 

@@ -10,13 +10,13 @@ request; a stream ends with a finish reason or raises.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
 from insitu.engine.sequence import Output, Prompt
-from insitu.llm.answer import Answer
-from insitu.types import RequestFailed
+from insitu.llm.answer import Answers
+from insitu.types import Caller, RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from insitu.engine.loop import EngineLoop
     from insitu.engine.plan import Plan
     from insitu.llm.preparing import Preparer
-    from insitu.types import Caller, Delta, EngineStats, ModelCard, Prepared, Request, Tokenized
+    from insitu.types import Delta, EngineStats, ModelCard, Prepared, Request, Tokenized
 
 _NUM_WORKERS = 2
+_SALT_PART_BYTES = 16
+_NOBODY = Caller()
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,15 +38,20 @@ class TextGenerator:
     """One model, ready to answer."""
 
     def __init__(
-        self, loop: EngineLoop, preparer: Preparer, card: Callable[[], ModelCard], plan: Plan
+        self,
+        loop: EngineLoop,
+        preparer: Preparer,
+        card: Callable[[], ModelCard],
+        plan: Plan,
+        *,
+        has_prefix_cache: bool = True,
     ) -> None:
         self.plan = plan
+        self._has_prefix_cache = has_prefix_cache
         self.preparer = preparer
         self._loop = loop
         self._card = card
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="insitu-prepare")
-        # The engine's thread keeps the loop alive: what nobody can ask any more is closed.
-        weakref.finalize(self, loop.close).atexit = False
         self._inboxes: dict[str, asyncio.Queue[Output]] = {}
 
     async def prepare(self, request: Request) -> Prepared:
@@ -52,31 +59,31 @@ class TextGenerator:
         return await self._off_loop(self.preparer.prepare, request)
 
     async def stream(self, prepared: Prepared, caller: Caller) -> AsyncIterator[Delta]:
-        """Yield deltas until the choice finished; closing the iterator aborts the request."""
+        """Yield deltas until every choice finished; closing the iterator aborts the request."""
         request_id, timeout_s = prepared.request.request_id, prepared.request.timeout_s
         inbox: asyncio.Queue[Output] = asyncio.Queue()
-        answer = Answer(prepared, self.preparer.tokenizer)
+        answers = Answers(prepared, self.preparer.tokenizer)
         event_loop = asyncio.get_running_loop()
-        self.submit(prepared, inbox.put_nowait, event_loop)
+        self.submit(prepared, inbox.put_nowait, event_loop, caller)
         self._inboxes[request_id] = inbox
         timer = None
         if timeout_s is not None:
             timer = event_loop.call_later(
                 timeout_s, _fail, inbox, request_id, f"The request took longer than {timeout_s} s."
             )
-        has_ended = False
         try:
-            while not answer.is_finished:
+            while not answers.is_finished:
                 output = await inbox.get()
-                has_ended = output.finish_reason is not None
-                delta = answer.take(output)
+                delta = answers.take(output)
                 if delta is not None:
+                    if delta.finish_reason is not None and not output.is_last:
+                        self._loop.abort(request_id, output.choice)  # a stop string
                     yield delta
         finally:
             if timer is not None:
                 timer.cancel()
             del self._inboxes[request_id]
-            if not has_ended:
+            if not answers.is_finished:
                 self._loop.abort(request_id)
 
     def submit(
@@ -84,13 +91,20 @@ class TextGenerator:
         prepared: Prepared,
         sink: Callable[[Output], None],
         event_loop: asyncio.AbstractEventLoop | None = None,
+        caller: Caller = _NOBODY,
     ) -> None:
         """Hand a prepared request to the engine; ``sink`` gets its outputs."""
-        self._loop.submit(self._prompt(prepared), sink, event_loop)
+        self._loop.submit(self._prompt(prepared, caller), sink, event_loop)
 
-    def abort(self, request_id: str) -> None:
-        """End a request now; its stream raises. Unknown ids are ignored."""
-        self._loop.abort(request_id)
+    def forget(self, caller: Caller) -> None:
+        """Wipe the keys and values that were kept for a tenant; blocks until it is done."""
+        self._loop.forget(_salt(caller.tenant))
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, whose stream raises then, or one choice of it. Unknown ids are ignored."""
+        self._loop.abort(request_id, choice)
+        if choice is not None:
+            return
         inbox = self._inboxes.get(request_id)
         if inbox is not None:
             _fail(inbox, request_id, "The request was aborted.")
@@ -124,14 +138,16 @@ class TextGenerator:
         running = asyncio.get_running_loop()
         return await running.run_in_executor(self._workers, function, argument)
 
-    def _prompt(self, prepared: Prepared) -> Prompt:
-        sampling = prepared.request.sampling
+    def _prompt(self, prepared: Prepared, caller: Caller) -> Prompt:
+        request = prepared.request
+        sampling = request.sampling
+        salt = _salt(caller.tenant, request.cache_salt)
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= self.preparer.tokenizer.end_ids
         chosen = sampling.over(self.preparer.sampling_defaults)
         return Prompt(
-            request_id=prepared.request.request_id,
+            request_id=request.request_id,
             token_ids=prepared.prompt_ids,
             max_tokens=prepared.max_tokens,
             seed=prepared.seed,
@@ -141,7 +157,18 @@ class TextGenerator:
             min_p=chosen["min_p"],
             stop_ids=stop_ids,
             num_logprobs=sampling.logprobs,
+            num_choices=sampling.n,
+            cache_salt=salt if self._has_prefix_cache else None,
+            # What lies beyond a stop string is nobody's.
+            shares_output=not sampling.stop,
+            priority=request.priority,
         )
+
+
+def _salt(tenant: str | None, cache_salt: str | None = None) -> bytes:
+    """Begins alike for all of a tenant's requests; the client's own part only ever narrows it."""
+    parts = [repr(tenant)] if cache_salt is None else [repr(tenant), repr((tenant, cache_salt))]
+    return b"".join(blake2b(p.encode(), digest_size=_SALT_PART_BYTES).digest() for p in parts)
 
 
 def _fail(inbox: asyncio.Queue[Output], request_id: str, message: str) -> None:

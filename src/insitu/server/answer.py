@@ -18,8 +18,6 @@ from insitu.server.service import service_of, unknown_model
 from insitu.types import Delta, Refusal, RequestFailed, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
@@ -82,7 +80,7 @@ async def _collect(feed: Feed, record: Record, prepared: Prepared, shape: Shape)
     finally:
         await feed.close()
     _require_finish(record)
-    return shape.whole(deltas, _usage(deltas, record, prepared))
+    return shape.whole(deltas, _usage(record, prepared))
 
 
 def _require_finish(record: Record) -> None:
@@ -90,9 +88,9 @@ def _require_finish(record: Record) -> None:
         raise RequestFailed("The request ended without finishing.")
 
 
-def _usage(deltas: Iterable[Delta], record: Record, prepared: Prepared) -> Usage:
-    given = [delta.usage for delta in deltas if delta.usage is not None]
-    return given[-1] if given else Usage(prepared.num_prompt_tokens, record.completion_tokens)
+def _usage(record: Record, prepared: Prepared) -> Usage:
+    """What all choices together used; the prompt is counted once."""
+    return Usage(prepared.num_prompt_tokens, record.completion_tokens, record.cached_tokens)
 
 
 def event(chunk: dict[str, Any]) -> bytes:
@@ -140,15 +138,13 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await _write(send, [event(chunk) for chunk in self._shape.opening()])
-        last: Delta | None = None
         async for batch in self._feed.batches():
             chunks = (chunk for delta in batch for chunk in self._shape.chunks(delta))
             await _write(send, [event(chunk) for chunk in chunks])
-            last = batch[-1]
         _require_finish(self._record)
         out = []
         if self._shape.has_usage_chunk:
-            usage = _usage([last] if last else [], self._record, self._prepared)
+            usage = _usage(self._record, self._prepared)
             out.append(event(self._shape.usage_chunk(usage)))
         out.append(_DONE)
         await send({"type": "http.response.body", "body": b"".join(out), "more_body": False})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from insitu.server.answer import answer, new_id, prepare
 from insitu.server.logprobs import chat_logprobs
 from insitu.server.service import read_wire, service_of
-from insitu.server.shape import Head, head_of, usage_fields
+from insitu.server.shape import Head, by_choice, head_of, usage_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,10 +53,13 @@ class ChatShape:
         return self._head.has_usage
 
     def opening(self) -> Iterable[dict[str, Any]]:
-        """The chunk that says who speaks."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        yield {**self._head.chunk("chat.completion.chunk", choice), **self._head.notes()}
+        """For each choice the chunk that says who speaks; the first also carries the notes."""
+        notes = self._head.notes()
+        for index in range(self._head.num_choices):
+            delta = {"role": "assistant", "content": "", "refusal": None}
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield {**self._head.chunk("chat.completion.chunk", choice), **notes}
+            notes = {}
 
     def chunks(self, delta: Delta) -> Iterable[dict[str, Any]]:
         """A chunk for the text, and one for the finish."""
@@ -90,16 +93,20 @@ class ChatShape:
 
     def whole(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
+        of_choice = by_choice(deltas, self._head.num_choices)
+        choices = [self._whole_choice(index, one) for index, one in enumerate(of_choice)]
+        fields = self._head.fields("chat.completion")
+        return {**fields, "choices": choices, "usage": usage_fields(usage), **self._head.notes()}
+
+    def _whole_choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
         finish = next((one.finish_reason for one in deltas if one.finish_reason), None)
         content = "".join(delta.content for delta in deltas)
         gained = self._gained(deltas)
         if self._has_logprobs and gained["logprobs"] is None:
             gained["logprobs"] = {"content": [], "refusal": None}
-        choice = {
-            "index": 0,
+        return {
+            "index": index,
             "message": {"role": "assistant", "content": content, "refusal": None},
             **gained,
             "finish_reason": finish and finish.value,
         }
-        fields = self._head.fields("chat.completion")
-        return {**fields, "choices": [choice], "usage": usage_fields(usage), **self._head.notes()}

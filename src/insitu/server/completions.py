@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from insitu.server.answer import answer, new_id, prepare
 from insitu.server.logprobs import CompletionLogprobs
 from insitu.server.service import read_wire, service_of
-from insitu.server.shape import Head, head_of, usage_fields
+from insitu.server.shape import Head, by_choice, head_of, usage_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,9 +47,10 @@ class CompletionShape:
     def __init__(self, head: Head, *, has_logprobs: bool) -> None:
         self._head = head
         self._has_notes = True
-        self._logprobs = None
-        if has_logprobs:
-            self._logprobs = CompletionLogprobs(has_token_ids=head.has_token_ids)
+        self._logprobs = [
+            CompletionLogprobs(has_token_ids=head.has_token_ids) if has_logprobs else None
+            for _ in range(head.num_choices)
+        ]
 
     @property
     def has_usage_chunk(self) -> bool:
@@ -62,19 +63,20 @@ class CompletionShape:
 
     def chunks(self, delta: Delta) -> Iterable[dict[str, Any]]:
         """One chunk a delta; the first also carries what the answer reports."""
-        chunk = self._head.chunk("text_completion", self._choice([delta]))
+        chunk = self._head.chunk("text_completion", self._choice(delta.index, [delta]))
         if self._has_notes:
             chunk.update(self._head.notes())
             self._has_notes = False
         yield chunk
 
-    def _choice(self, deltas: list[Delta]) -> dict[str, Any]:
+    def _choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
+        logprobs = self._logprobs[index]
         finish = next((one.finish_reason for one in deltas if one.finish_reason), None)
         tokens = [one for delta in deltas for one in delta.logprobs]
         choice: dict[str, Any] = {
-            "index": deltas[0].index if deltas else 0,
+            "index": index,
             "text": "".join(delta.content for delta in deltas),
-            "logprobs": None if self._logprobs is None else self._logprobs.take(tokens),
+            "logprobs": None if logprobs is None else logprobs.take(tokens),
             "finish_reason": finish and finish.value,
         }
         if self._head.has_token_ids:
@@ -89,5 +91,6 @@ class CompletionShape:
     def whole(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         fields = self._head.fields("text_completion")
-        choices = [self._choice(deltas)]
+        of_choice = by_choice(deltas, self._head.num_choices)
+        choices = [self._choice(index, one) for index, one in enumerate(of_choice)]
         return {**fields, "choices": choices, "usage": usage_fields(usage), **self._head.notes()}

@@ -106,7 +106,8 @@ class Metrics:
         outcome = record.settle()
         self._ended.labels(record.route, outcome.value).inc()
         self._duration.labels(outcome.value).observe(record.duration_s)
-        if outcome is Outcome.COMPLETED and record.completion_tokens > 1 and record.last_delta_s:
+        is_single = outcome is Outcome.COMPLETED and len(record.choices) == 1
+        if is_single and record.completion_tokens > 1 and record.last_delta_s:
             decode_s = record.last_delta_s - record.started_s - (record.ttft_s or 0.0)
             self._tpot.observe(decode_s / (record.completion_tokens - 1))
 

@@ -54,6 +54,14 @@ class Outcome(StrEnum):
 
 
 @dataclass(slots=True)
+class ChoiceRecord:
+    """How far one choice of a request has come."""
+
+    num_tokens: int = 0
+    last_delta_s: float | None = None
+
+
+@dataclass(slots=True)
 class Record:
     """One request as it goes."""
 
@@ -69,9 +77,11 @@ class Record:
     outcome: Outcome | None = None
     prompt_tokens: int | None = None
     completion_tokens: int = 0
+    cached_tokens: int = 0
     ttft_s: float | None = None
     last_delta_s: float | None = None
     finish_reason: str | None = None
+    choices: dict[int, ChoiceRecord] = field(default_factory=dict)
 
     def note_delta(self, delta: Delta) -> None:
         """Take in what a choice gained: times, tokens, how it finished."""
@@ -80,11 +90,14 @@ class Record:
         if self.last_delta_s is None:
             self.ttft_s = now_s - self.started_s
             self.metrics.note_first_token(self.ttft_s, self.prompt_tokens or 0)
-        elif num_tokens:
-            self.metrics.note_gap(now_s - self.last_delta_s)
-        self.last_delta_s = now_s
+        choice = self.choices.setdefault(delta.index, ChoiceRecord())
+        if choice.last_delta_s is not None and num_tokens:
+            self.metrics.note_gap(now_s - choice.last_delta_s)
+        self.last_delta_s = choice.last_delta_s = now_s
         if delta.usage is not None:
-            num_tokens = max(0, delta.usage.completion_tokens - self.completion_tokens)
+            num_tokens = max(0, delta.usage.completion_tokens - choice.num_tokens)
+            self.cached_tokens += delta.usage.cached_tokens
+        choice.num_tokens += num_tokens
         self.completion_tokens += num_tokens
         self.metrics.note_tokens(num_tokens)
         if delta.finish_reason is not None:
@@ -120,6 +133,7 @@ class Record:
             "outcome": self.outcome,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            "cached_tokens": self.cached_tokens,
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
             "duration_s": round(self.duration_s, 6),
             "finish_reason": self.finish_reason,

@@ -257,6 +257,8 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
             request_id=request_id,
             model=self.model,
             sampling=self.sampling(limits.pop() if limits else None, logprobs),
+            cache_salt=self.cache_salt,
+            priority=self.priority or 0,
             **self.chat_words(),
         )
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from insitu.server.schema import LIMIT, MAX_ID, Neutral
 from insitu.server.schema_sampling import NewTokens, Nothing, One, OnlyFalse, SamplingFields
-from insitu.types import Request, SamplingParams
+from insitu.types import Refusal, Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -73,6 +73,9 @@ class CompletionRequest(SamplingFields):
         """What was asked, in the house's own words."""
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         special = self.add_special_tokens
+        if self.best_of is not None and self.n not in {None, 1}:
+            message = "best_of is only allowed where n is 1."
+            raise Refusal(message, param="best_of", code="invalid_value")
         return Request(
             request_id=request_id,
             model=self.model,
@@ -80,4 +83,6 @@ class CompletionRequest(SamplingFields):
             add_special_tokens=True if special is None else special,
             parse_special=bool(self.parse_special),
             sampling=self.sampling(max_tokens, self.logprobs),
+            cache_salt=self.cache_salt,
+            priority=self.priority or 0,
         )

@@ -16,6 +16,7 @@ from insitu.types import Refusal, SamplingParams
 StopString = Annotated[str, Field(min_length=1, max_length=SamplingParams.MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={LIMIT: "token_id"})]
 NewTokens = Annotated[int, Field(ge=1, le=MAX_ID, json_schema_extra={LIMIT: "new_tokens"})]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[int, Field(ge=1, le=1)]
 Empty = Annotated[dict[str, Any], Field(max_length=0)]
@@ -91,11 +92,19 @@ class SamplingFields(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only where stream is true.")
     return_token_ids: bool | None = None
-    n: Annotated[One | None, Neutral("1")] = None
+    n: Annotated[int, Field(ge=1, le=SamplingParams.MAX_N)] | None = Field(
+        None, description="1 when absent."
+    )
     presence_penalty: Annotated[Zero | None, Neutral("0")] = None
     frequency_penalty: Annotated[Zero | None, Neutral("0")] = None
     logit_bias: Annotated[Empty | None, Neutral("{}")] = None
     user: str | None = None
+    cache_salt: CacheSalt | None = Field(
+        None, description="Only requests of the same tenant with the same text share a prefix."
+    )
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
+        None, description="Lower runs earlier; 0 when absent."
+    )
 
     @property
     def has_usage_chunk(self) -> bool:
@@ -119,4 +128,5 @@ class SamplingFields(Wire):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
+            n=1 if self.n is None else self.n,
         )

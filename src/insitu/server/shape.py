@@ -73,6 +73,7 @@ class Head:
     system_fingerprint: str
     seed: int
     warnings: tuple[str, ...]
+    num_choices: int
     has_token_ids: bool
     has_usage: bool
     created: int = field(default_factory=lambda: int(time.time()))
@@ -110,9 +111,15 @@ def head_of(card: ModelCard, prepared: Prepared, *, token_ids: bool, usage: bool
         system_fingerprint=fingerprint(card),
         seed=prepared.seed,
         warnings=prepared.warnings,
+        num_choices=prepared.request.sampling.n,
         has_token_ids=token_ids,
         has_usage=usage,
     )
+
+
+def by_choice(deltas: list[Delta], num_choices: int) -> list[list[Delta]]:
+    """The deltas of each choice, in order."""
+    return [[one for one in deltas if one.index == index] for index in range(num_choices)]
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:

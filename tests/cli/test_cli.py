@@ -130,6 +130,23 @@ def test_a_bad_sampling_value_is_named_and_can_be_left_aside(tmp_path: Path) -> 
     assert insitu("plan", path, "--sampling-defaults", "none").returncode == 0
 
 
+def test_a_chat_takes_the_models_temperature_unless_one_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, pairs={"general.sampling.temp": 0.0})
+
+    def say(*flags: str) -> str:
+        done = insitu("chat", path, "--max-tokens", "16", *flags, stdin="hello\n")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    greedy = say("--temperature", "0")
+    assert say() == greedy
+    assert say("--temperature", "0.7", "--seed", "1") != greedy
+    # Where nobody says anything a conversation is at 0.7, whatever the seed makes of it.
+    unsaid = say("--sampling-defaults", "none", "--seed", "1")
+    assert unsaid == say("--temperature", "0.7", "--seed", "1")
+
+
 def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:
     source = tmp_path / "tiny.gguf"
     source.write_bytes(b"GGUF tiny")

@@ -69,7 +69,7 @@ void Executor::run_attention(const Operator& op, const Batch& batch) {
   const KvLayer layer{kv_pool_.data() + op.layer * layer_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size,
                       kv_.is_f16};
   const TensorRef &k = op.inputs[1], &v = op.inputs[2];
-  for_rows(batch.num_tokens, 2.0 * k.width, [&](int row) {
+  for_rows(batch.num_tokens, 2.0 * k.width, [&](int row, int) {
     table_.write_kv(layer, batch.slot_mapping[row], at(k) + static_cast<ptrdiff_t>(row) * k.stride,
                     at(v) + static_cast<ptrdiff_t>(row) * v.stride);
   });

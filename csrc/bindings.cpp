@@ -61,6 +61,7 @@ Operator operator_from(const nb::dict& dict) {
   read(dict, "groups", op.groups);
   read(dict, "has_residual", op.has_residual);
   read(dict, "is_adjacent", op.is_adjacent);
+  read(dict, "is_gated", op.is_gated);
   read(dict, "eps", op.eps);
   read(dict, "scale", op.scale);
   read(dict, "theta", op.theta);

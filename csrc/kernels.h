@@ -85,6 +85,10 @@ struct KernelTable {
   int (*num_row_tiles)(int num_rows);
   size_t (*quantized_bytes)(int num_rows, int k, int group);
   void (*quantize_tile)(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int tile, uint8_t* out);
+  // The same bytes a row, or one group of every row, at a time; x points at just those inputs.
+  void (*quantize_row)(const float* x, int num_rows, int k, int group, int row, uint8_t* out);
+  void (*quantize_column)(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int column,
+                          uint8_t* out);
   // y[m, n_block * 32 + j] for all rows m, j in [0, 32) and < n. `out` is the segment's column 0, row 0.
   void (*matmul_block)(const PackedSegment& w, int n_block, const Activations& x, const Epilogue& e, float* out,
                        ptrdiff_t out_stride);

@@ -11,8 +11,6 @@ namespace insitu {
 
 namespace {
 
-constexpr size_t kMaxSegments = 8;
-constexpr size_t kAheadBytes = size_t{64} << 10;  // of the next linear, a worker: well within L2
 constexpr size_t kMaxSplitBytes = size_t{16} << 20;
 
 void require(bool holds, const char* what) {
@@ -55,19 +53,15 @@ size_t packed_bytes(const ProgramSpec& spec) {
   return bytes;
 }
 
-// The activation group is a property of the weight's type and of nothing else.
-int activation_group(BlockType type) {
-  switch (type) {
-    case BlockType::F32:
-    case BlockType::F16:
-    case BlockType::BF16:
-      return 0;
-    case BlockType::Q4_K:
-    case BlockType::Q6_K:
-      return 256;
-    default:
-      return 32;
+// Floats a worker needs for rows on their way to being gated or quantised.
+size_t row_floats(const ProgramSpec& spec, const Limits& limits) {
+  size_t most = 0;
+  for (const Operator& op : spec.ops) {
+    const size_t rows = op.output.is_logit_rows ? limits.max_num_logit_rows : limits.max_num_tokens;
+    if (op.is_gated) most = std::max(most, rows * 2 * kBlockOutputs);
+    else if (op.kind == OpKind::RmsNorm && op.output.is_quantized) most = std::max(most, size_t(op.output.width));
   }
+  return align_up(most * sizeof(float)) / sizeof(float);
 }
 
 void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
@@ -83,6 +77,14 @@ void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
               "linear: a segment's activation group is not among its inputs");
     require(op.inputs.size() == op.groups.size() + (op.has_residual ? 1 : 0), "linear: inputs and groups differ");
   }
+  if (op.is_gated) {
+    const auto& halves = spec.linears[op.linear].segments;
+    require(halves.size() == 2 && halves[0].n == halves[1].n && op.output.width == halves[0].n && !op.has_residual &&
+                (!op.output.is_quantized || op.group == 32),
+            "linear: gate and up must be two like halves");
+  }
+  if (op.output.is_quantized)
+    require((op.group == 32 || op.group == 256) && op.output.width % op.group == 0, "groups of 32 or 256, whole");
   if (op.kind != OpKind::Attention) return;
   require(op.layer >= 0 && op.layer < kv.num_layers, "attention: layer is not in the cache");
   require(op.num_kv_heads == kv.num_kv_heads && op.head_dim == kv.head_dim, "attention: heads differ from the cache");
@@ -133,6 +135,7 @@ Sizes Executor::sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& l
   sizes.arena = spec.arena_bytes;
   sizes.logits = size_t{4} * limits.max_num_logit_rows * spec.logits.width;
   sizes.scratch = Sampler::scratch_bytes(spec.logits.width, limits.max_num_logit_rows, num_threads) +
+                  sizeof(float) * row_floats(spec, limits) * num_threads +
                   align_up(sizeof(float) * attention_worker_floats(kv, limits)) * num_threads +
                   align_up(sizeof(float) * attention_split_floats(kv, limits, num_threads));
   return sizes;
@@ -169,26 +172,19 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
     frequencies_[i].resize(ops_[i].dim / 2);
     table_.rope_frequencies(ops_[i].theta, ops_[i].dim, frequencies_[i].data());
   }
+  row_floats_ = row_floats(spec, limits);
+  row_scratch_ = reinterpret_cast<float*>(scratch_.data());
   worker_floats_ = align_up(sizeof(float) * attention_worker_floats(kv, limits)) / sizeof(float);
   split_floats_ = attention_split_floats(kv, limits, num_threads);
-  workers_ = reinterpret_cast<float*>(scratch_.data());
+  workers_ = row_scratch_ + row_floats_ * num_threads;
   split_ = workers_ + worker_floats_ * num_threads;
   uint8_t* rest = reinterpret_cast<uint8_t*>(split_) + align_up(sizeof(float) * split_floats_);
   sampler_ = std::make_unique<Sampler>(table_, vocab_size_, limits.max_num_logit_rows, num_threads, rest);
+  for (const Operator& op : ops_)
+    if (op.kind == OpKind::Linear) linears_[op.linear].is_gated = op.is_gated;
   next_linear_.assign(ops_.size(), -1);
   for (size_t i = ops_.size(); i-- > 1;)
     next_linear_[i - 1] = ops_[i].kind == OpKind::Linear ? ops_[i].linear : next_linear_[i];
-}
-
-ThreadOptions Executor::with_prefetch(ThreadOptions threads) {
-  threads.idle = {[](void* self, int worker) { return static_cast<Executor*>(self)->prefetch(worker); }, this};
-  return threads;
-}
-
-const uint8_t* Executor::Linear::block(int index) const {
-  size_t s = 0;
-  while (index >= first_block[s + 1]) s++;
-  return segments[s].data + (index - first_block[s]) * segments[s].block_bytes;
 }
 
 void Executor::pack(const ProgramSpec& spec) {
@@ -294,24 +290,22 @@ void Executor::run_op(const Operator& op, const Batch& batch) {
     case OpKind::Attention:
       return run_attention(op, batch);
     case OpKind::RmsNorm:
-      return for_rows(rows, 20 + 0.1 * width, [&](int r) {
-        table_.rms_norm_row(row_of(op.inputs[0], r), vectors_[op.vector], op.output.width, op.eps, out + r * stride);
-      });
+      return run_norm(op, rows);
     case OpKind::Rope:
-      return for_rows(rows, 0.5 * width, [&](int r) {
+      return for_rows(rows, 0.5 * width, [&](int r, int) {
         table_.rope_row(out + r * stride, row_of(op.inputs[1], r), op.num_heads, op.head_dim, op.inputs[1].width,
                         op.is_adjacent);
       });
     case OpKind::Gated:
-      return for_rows(rows, 0.6 * width, [&](int r) {
+      return for_rows(rows, 0.6 * width, [&](int r, int) {
         table_.silu_gated_row(row_of(op.inputs[0], r), op.output.width, out + r * stride);
       });
     case OpKind::Add:
-      return for_rows(rows, 0.1 * width, [&](int r) {
+      return for_rows(rows, 0.1 * width, [&](int r, int) {
         table_.add_row(row_of(op.inputs[0], r), row_of(op.inputs[1], r), op.output.width, out + r * stride);
       });
     case OpKind::Take:
-      return for_rows(rows, 0.1 * width, [&](int r) {
+      return for_rows(rows, 0.1 * width, [&](int r, int) {
         std::memcpy(out + r * stride, row_of(op.inputs[0], batch.logit_rows[r]), sizeof(float) * width);
       });
   }
@@ -319,7 +313,7 @@ void Executor::run_op(const Operator& op, const Batch& batch) {
 
 void Executor::run_embed(const Operator& op, const Batch& batch) {
   const Linear& linear = linears_[op.linear];
-  for_rows(batch.num_tokens, 1.0 * op.output.width, [&](int row) {
+  for_rows(batch.num_tokens, 1.0 * op.output.width, [&](int row, int) {
     int id = batch.token_ids[row];
     size_t s = 0;
     while (id >= linear.segments[s].n) id -= linear.segments[s++].n;
@@ -327,72 +321,32 @@ void Executor::run_embed(const Operator& op, const Batch& batch) {
   });
 }
 
+void Executor::run_norm(const Operator& op, int num_rows) {
+  const TensorRef &x = op.inputs[0], &y = op.output;
+  uint8_t* quantized = arena_.data() + y.offset;
+  for_rows(num_rows, (y.is_quantized ? 0.6 : 0.1) * y.width, [&](int row, int worker) {
+    float* out = y.is_quantized ? row_scratch(worker) : at(y) + static_cast<ptrdiff_t>(row) * y.stride;
+    table_.rms_norm_row(at(x) + static_cast<ptrdiff_t>(row) * x.stride, vectors_[op.vector], y.width, op.eps, out);
+    if (y.is_quantized)
+      table_.quantize_row(out, num_rows, y.width, op.group, row, quantized);
+  });
+}
+
 void Executor::run_quantize(const Operator& op, int num_rows) {
   const TensorRef& x = op.inputs[0];
   uint8_t* out = arena_.data() + op.output.offset;
-  const int tiles = table_.num_row_tiles(num_rows);
-  const double ns_a_tile = 0.2 * x.width * num_rows / tiles;
-  for_rows(tiles, ns_a_tile, [&](int tile) {
-    table_.quantize_tile(at(x), x.stride, num_rows, x.width, op.group, tile, out);
+  for_rows(num_rows, 0.5 * x.width, [&](int row, int) {
+    table_.quantize_row(at(x) + static_cast<ptrdiff_t>(row) * x.stride, num_rows, x.width, op.group, row,
+                        out);
   });
 }
 
 void Executor::run_rope_angles(const Operator& op, const Batch& batch) {
   const auto& frequencies = frequencies_[&op - ops_.data()];
-  for_rows(batch.num_tokens, 20.0 * op.dim, [&](int row) {
+  for_rows(batch.num_tokens, 20.0 * op.dim, [&](int row, int) {
     table_.rope_angles_row(batch.positions[row] / op.factor, frequencies.data(), op.dim,
                            at(op.output) + static_cast<ptrdiff_t>(row) * op.output.stride);
   });
-}
-
-void Executor::run_linear(const Operator& op, int num_rows) {
-  const Linear& linear = linears_[op.linear];
-  struct Part {
-    Activations x;
-    Epilogue epilogue;
-    float* out;
-  };
-  Part parts[kMaxSegments];
-  ptrdiff_t column = 0;
-  for (size_t s = 0; s < linear.segments.size(); s++) {
-    const PackedSegment& segment = linear.segments[s];
-    const int group = activation_group(segment.type);
-    const size_t form = std::find(op.groups.begin(), op.groups.end(), group) - op.groups.begin();
-    const TensorRef& x = op.inputs[form];
-    parts[s].x = {num_rows, segment.k, group, group ? nullptr : at(x), x.stride,
-                  group ? arena_.data() + x.offset : nullptr};
-    const TensorRef& residual = op.inputs.back();
-    parts[s].epilogue = {linear.bias ? linear.bias + column : nullptr, op.has_residual ? at(residual) + column : nullptr,
-                         residual.stride};
-    parts[s].out = at(op.output) + column;
-    column += segment.n;
-  }
-  coming_.store(((coming_.load(std::memory_order_relaxed) >> 32) + 1) << 32 |
-                    static_cast<uint32_t>(next_linear_[&op - ops_.data()] + 1),
-                std::memory_order_relaxed);
-  pool_.run(linear.first_block.back(), [&](int block, int) {
-    size_t s = 0;
-    while (block >= linear.first_block[s + 1]) s++;
-    table_.matmul_block(linear.segments[s], block - linear.first_block[s], parts[s].x, parts[s].epilogue,
-                        parts[s].out, op.output.stride);
-  });
-}
-
-// A little of what this worker will read first in the linear to come; false when there is no more to do.
-// Memory is idle while threads wait for each other or work through a single row.
-bool Executor::prefetch(int worker) {
-  const uint64_t coming = coming_.load(std::memory_order_relaxed);
-  if (static_cast<uint32_t>(coming) == 0) return false;
-  Ahead& ahead = ahead_[worker];
-  if (ahead.phase != coming) {
-    const Linear& linear = linears_[static_cast<uint32_t>(coming) - 1];
-    const int num_blocks = linear.first_block.back();
-    ahead.phase = coming;
-    ahead.at = linear.block(static_cast<int>(int64_t{num_blocks} * worker / pool_.num_threads()));
-    ahead.end = std::min(ahead.at + kAheadBytes, linear.end);
-  }
-  for (int line = 0; line < 4 && ahead.at < ahead.end; line++, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
-  return ahead.at < ahead.end;
 }
 
 }  // namespace insitu

@@ -37,6 +37,7 @@ struct Operator {
   int vector = -1;                // RmsNorm: index of the weight
   std::vector<int> groups;        // Linear: activation group of each leading input
   bool has_residual = false, is_adjacent = false;
+  bool is_gated = false;          // Linear: silu(first half) * second half is what it writes
   float eps = 0, scale = 0;
   double theta = 0, factor = 1;
   int group = 0, dim = 0, layer = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -65,6 +66,9 @@ struct ProgramSpec {
 struct Sizes {
   size_t packed, kv, arena, logits, scratch;  // bytes; `logits` is part of `arena`
 };
+
+constexpr size_t kMaxSegments = 8;
+int activation_group(BlockType type);  // inputs that share a scale; 0: float rows
 
 class Executor {
  public:
@@ -97,12 +101,13 @@ class Executor {
     const float* bias = nullptr;
     std::vector<int> first_block;  // of each segment, then the number of all
     const uint8_t* end = nullptr;  // of the last segment
-    const uint8_t* block(int index) const;
+    bool is_gated = false;         // two like halves, multiplied block by block together
   };
   // How far one worker has prefetched its share of the linear that comes next.
   struct alignas(64) Ahead {
     uint64_t phase = 0;
-    const uint8_t *at = nullptr, *end = nullptr;
+    const uint8_t *at[2] = {}, *end[2] = {};
+    void start(const Linear& linear, int worker, int num_threads);
   };
   // Rows [first_row, first_row + num_rows) of the (token, head) pairs of a sequence and KV head.
   struct AttentionItem {
@@ -122,7 +127,10 @@ class Executor {
   bool prefetch(int worker);
   void run_op(const Operator& op, const Batch& batch);
   void run_embed(const Operator& op, const Batch& batch);
+  struct Part;
   void run_linear(const Operator& op, int num_rows);
+  void run_gated_linear(const Operator& op, const Part (&parts)[2], int num_rows);
+  void run_norm(const Operator& op, int num_rows);
   void run_quantize(const Operator& op, int num_rows);
   void run_rope_angles(const Operator& op, const Batch& batch);
   void run_attention(const Operator& op, const Batch& batch);
@@ -135,6 +143,7 @@ class Executor {
   template <typename Body>
   void for_rows(int num_rows, double ns_a_row, Body&& body);
 
+  float* row_scratch(int worker) const { return row_scratch_ + static_cast<ptrdiff_t>(row_floats_) * worker; }
   float* at(const TensorRef& t) const { return reinterpret_cast<float*>(arena_.data() + t.offset) + t.column; }
   int rows_of(const TensorRef& t, const Batch& b) const { return t.is_logit_rows ? b.num_logit_rows : b.num_tokens; }
 
@@ -153,6 +162,8 @@ class Executor {
   std::vector<const float*> vectors_;
   std::vector<std::vector<double>> frequencies_;  // by operator: only RopeAngles has some
   size_t layer_bytes_;
+  size_t row_floats_ = 0;  // of a worker: floats on their way to being gated or quantised
+  float* row_scratch_ = nullptr;
   std::vector<int> next_linear_;     // by operator: the weight of the next Linear after it, or -1
   std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
   // Attention of the step under way.
@@ -174,16 +185,17 @@ void Executor::timed(size_t index, Body&& body) {
   profile_ns_[index] += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
 }
 
-// body(row) for every row, several rows an item: an item should last some microseconds, many times
-// the 0.1 us that claiming it costs.
+// body(row, worker) for every row, several rows an item. A phase costs about a microsecond: less than
+// two of work, and the caller does it alone.
 template <typename Body>
 void Executor::for_rows(int num_rows, double ns_a_row, Body&& body) {
-  const int wanted = static_cast<int>(std::min(num_rows * ns_a_row / 3000.0, 1e6));
-  const int items = std::clamp(wanted, 1, std::min(num_rows, 8 * pool_.num_threads()));
-  pool_.run(items, [&](int item, int) {
+  const double ns = num_rows * ns_a_row;
+  const int most = std::min(num_rows, 16 * pool_.num_threads());
+  const int items = ns < 2000.0 ? 1 : std::clamp(static_cast<int>(std::min(ns / 500.0, 1e6)), 1, most);
+  pool_.run(items, [&](int item, int worker) {
     const int first = static_cast<int>(int64_t{num_rows} * item / items);
     const int last = static_cast<int>(int64_t{num_rows} * (item + 1) / items);
-    for (int row = first; row < last; row++) body(row);
+    for (int row = first; row < last; row++) body(row, worker);
   });
 }
 

@@ -102,4 +102,27 @@ static void quantize_tile(const float* x, ptrdiff_t row_stride, int num_rows, in
   }
 }
 
+// One group of every row; x holds just those inputs, rows `row_stride` apart.
+static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int column,
+                            uint8_t* out) {
+  const auto record = static_cast<size_t>(group == 32 ? kRecord32 : kRecord256);
+  for (int tile = 0; tile < num_row_tiles(num_rows); tile++) {
+    const RowTile t = row_tile(num_rows, tile);
+    uint8_t* at = out + t.first * quantized_row_bytes(k, group) + column * record * static_cast<size_t>(t.rows);
+    for (int r = 0; r < t.rows; r++, x += row_stride) {
+      if (group == 32) quantize_row_32(x, 32, r, t.rows, at);
+      else quantize_row_256(x, 256, r, t.rows, at);
+    }
+  }
+}
+
+// One row of `num_rows`.
+static void quantize_row(const float* x, int num_rows, int k, int group, int row, uint8_t* out) {
+  const int64_t tiles = num_row_tiles(num_rows);
+  const RowTile t = row_tile(num_rows, static_cast<int>(((row + 1) * tiles - 1) / num_rows));
+  out += t.first * quantized_row_bytes(k, group);
+  if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, out);
+  else quantize_row_256(x, k, row - t.first, t.rows, out);
+}
+
 }  // namespace insitu::INSITU_NS

@@ -20,6 +20,8 @@ const KernelTable table = {
     .num_row_tiles = num_row_tiles,
     .quantized_bytes = quantized_bytes,
     .quantize_tile = quantize_tile,
+    .quantize_row = quantize_row,
+    .quantize_column = quantize_column,
     .matmul_block = matmul_block,
     .embed_row = embed_row,
     INSITU_EXECUTOR_ENTRIES};

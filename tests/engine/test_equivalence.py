@@ -16,7 +16,7 @@ from insitu.engine.scheduler import StepBudget
 from insitu.engine.sequence import Output, Prompt, SampledToken
 from insitu.engine.stats import Stats
 from insitu.kernels.native import Limits, Native
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import lower
 
 SHAPE = Shape()
 
@@ -40,7 +40,7 @@ def make_engine(setup: Setup, poison: int | None = None) -> Engine:
         num_blocks=setup.num_blocks,
         max_blocks_per_seq=setup.num_blocks,
     )
-    quantized = quantize_activations(fuse_residual(program(SHAPE, poison=poison)))
+    quantized = lower(program(SHAPE, poison=poison))
     native = Native(quantized, kv=SHAPE.kv, limits=limits, num_threads=setup.threads)
     pool = BlockPool(setup.num_blocks, SHAPE.block_size)
     budget = StepBudget(setup.max_num_seqs, setup.tokens, setup.tokens_alone, setup.max_num_seqs)

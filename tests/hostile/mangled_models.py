@@ -26,7 +26,7 @@ import numpy as np
 
 from insitu.codec.tokenizer import load_tokenizer
 from insitu.kernels.native import Limits, Native
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import lower
 from insitu.models.batch import Batch
 from insitu.models.kv_cache import kv_layout
 from insitu.models.load import LoadedModel, load_model
@@ -144,7 +144,7 @@ class Opener:
             np.frombuffer(source.read(name), np.uint8).max(initial=0)
         if self._every == 0 or self.outcomes["success"] % self._every:
             return
-        program = quantize_activations(fuse_residual(model.program))
+        program = lower(model.program)
         limits = Limits(16, 4, 2, 4, 2)
         native = Native(program, kv=kv_layout(model.spec), limits=limits, num_threads=1)
         rows = np.arange(3, dtype=np.int32)

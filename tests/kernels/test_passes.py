@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from kernels.tiny_decoder import Shape, program
+from kernels.tiny_decoder import LIMITS, Shape, program
 from kernels.tiny_operators import one_sequence
 
 from insitu.kernels.blocks import BlockType, encode
+from insitu.kernels.native import Native
 from insitu.kernels.pack import PackedLinear, Segment
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import (
+    fuse_gated,
+    fuse_quantize,
+    fuse_residual,
+    lower,
+    quantize_activations,
+)
 from insitu.kernels.program import DType, Program
 from insitu.kernels.reference import Reference
 
@@ -30,6 +39,88 @@ def test_fused_residuals_keep_every_bit(quantised: bool) -> None:
     batch = one_sequence(9, shape.block_size)
     before, after = (Reference(p, shape.kv).run(batch) for p in (plain, fused))
     assert np.array_equal(before.view(np.uint32), after.view(np.uint32))
+
+
+Q4_K, Q8_0, F16 = BlockType.Q4_K, BlockType.Q8_0, BlockType.F16
+FUSED = {
+    "groups of 32": Shape(),
+    "groups of 256": Shape(types=(Q4_K,) * 7),
+    "floats, ragged": Shape(inner=100, hidden=64, types=(F16,) * 7),
+    "int8 into floats": Shape(inner=100, types=(Q8_0,) * 5 + (F16, Q8_0)),
+    "no bias, wide": Shape(inner=1056, types=(Q8_0,) * 7, bias=False),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_lowering_keeps_every_bit_in_the_reference_and_in_kernels(name: str) -> None:
+    shape = FUSED[name]
+    plain = quantize_activations(program(shape))
+    fused = lower(program(shape))
+    assert len(fused.ops) < len(plain.ops)
+    batch = one_sequence(9, shape.block_size)
+    before, after = (Reference(p, shape.kv).run(batch) for p in (plain, fused))
+    assert np.array_equal(before.view(np.uint32), after.view(np.uint32))
+    limits = replace(LIMITS, max_num_logit_rows=33)
+    for num_tokens in (1, 5, 33):
+        answers = []
+        for make in (quantize_activations, lower):
+            engine = Native(make(program(shape)), kv=shape.kv, limits=limits, num_threads=2)
+            answers.append(engine.forward(one_sequence(num_tokens, shape.block_size)).tobytes())
+            engine.close()
+        assert answers[0] == answers[1]
+
+
+def test_a_gated_linear_replaces_both_operators_of_a_layer() -> None:
+    shape = Shape()
+    fused = fuse_gated(program(shape))
+    assert "gated" not in kinds(fused)
+    made = [op for op in fused.ops if op.attributes.get("activation") == "silu"]
+    assert [op.outputs[0].width for op in made] == [shape.inner] * shape.layers
+
+
+def test_halves_of_unlike_size_are_not_gated_together() -> None:
+    p = Program()
+    x = p.embed(weight(5, 64, BlockType.F32), p.token_ids)
+    one = weight(64, 64, BlockType.Q8_0)  # a single segment: gate and up share n-blocks
+    y = p.gated("silu", p.linear(x, one))
+    p.output(p.take(y, p.logit_rows))
+    assert kinds(fuse_gated(p)) == kinds(p)
+
+
+def test_what_two_operators_read_is_not_gated_away() -> None:
+    p = Program()
+    x = p.embed(weight(5, 64, BlockType.F32), p.token_ids)
+    both = p.linear(x, weight(32, 64, BlockType.Q8_0, BlockType.Q4_0))
+    y = p.gated("silu", both)
+    z = p.linear(both, weight(32, 64, BlockType.Q8_0))
+    p.output(p.take(p.add(y, z), p.logit_rows))
+    assert kinds(fuse_gated(p)) == kinds(p)
+
+
+def test_norms_and_gated_linears_write_int8_rows_where_only_those_are_read() -> None:
+    shape = Shape(types=(Q8_0,) * 7)
+    fused = lower(program(shape))
+    # Attention's output and the rows taken for the head are quantised by themselves.
+    assert kinds(fused).count("quantize_rows") == shape.layers + 1
+    norms = [op for op in fused.ops if op.kind == "rms_norm"]
+    assert [op.outputs[0].dtype for op in norms[:-1]] == [DType.Q8_G32] * 2 * shape.layers
+
+
+def test_a_norm_whose_floats_are_read_too_is_left_alone() -> None:
+    p = Program()
+    x = p.embed(weight(5, 64, BlockType.F32), p.token_ids)
+    h = p.rms_norm(x, np.ones(64, np.float32), 1e-5)
+    y = p.linear(h, weight(64, 64, BlockType.Q8_0))
+    p.output(p.take(p.add(y, h), p.logit_rows))
+    before = quantize_activations(p)
+    assert kinds(fuse_quantize(before)) == kinds(before)
+
+
+def test_a_gated_linear_makes_no_groups_wider_than_its_blocks() -> None:
+    fused = lower(program(Shape(types=(Q4_K,) * 7)))
+    gated = [op for op in fused.ops if op.attributes.get("activation") == "silu"]
+    assert gated
+    assert all(op.outputs[0].dtype is DType.F32 for op in gated)
 
 
 def weight(n: int, k: int, *types: BlockType) -> PackedLinear:

@@ -18,7 +18,7 @@ from insitu.kernels.blocks import BlockType, decode, encode
 from insitu.kernels.kv_layout import KVLayout
 from insitu.kernels.native import Limits, Native, available_isas
 from insitu.kernels.pack import PackedLinear, Segment
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import lower, quantize_activations
 from insitu.kernels.reference import Reference
 from insitu.models.batch import Batch
 
@@ -216,7 +216,7 @@ def test_what_is_not_finite_reaches_its_own_row_only(block_type: BlockType, bad:
 
 def test_a_batch_changes_no_row() -> None:
     shape = Shape()
-    p = quantize_activations(fuse_residual(program(shape)))
+    p = lower(program(shape))
     alone = run(p, 20, shape.kv)
     ids = ints(range(20))
     slots = np.concatenate([ids, ids + 64], dtype=np.int32)
@@ -234,7 +234,7 @@ def test_a_batch_changes_no_row() -> None:
 
 def test_chunks_of_a_prompt_equal_the_whole() -> None:
     shape = Shape()
-    p = quantize_activations(fuse_residual(program(shape)))
+    p = lower(program(shape))
     whole = run(p, 40, shape.kv)
     reference, parts = Reference(p, shape.kv), []
     for begin, end in [(0, 17), (17, 18), (18, 40)]:

@@ -15,7 +15,7 @@ from insitu.kernels.blocks import BlockType, encode
 from insitu.kernels.kv_layout import KVLayout
 from insitu.kernels.native import Limits, Native, SamplingArrays
 from insitu.kernels.pack import PackedLinear, Segment
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import lower
 from insitu.kernels.program import Program
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def program(shape: Shape, seed: int = 0, *, poison: int | None = None) -> Progra
 
 def lowered(shape: Shape, seed: int = 0, *, poison: int | None = None) -> Program:
     """After the passes."""
-    return quantize_activations(fuse_residual(program(shape, seed, poison=poison)))
+    return lower(program(shape, seed, poison=poison))
 
 
 def native(

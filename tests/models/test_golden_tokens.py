@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kernels.tiny_operators import ints
 
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import lower
 from insitu.kernels.reference import Reference
 from insitu.kernels.reference_sampling import log_probabilities
 from insitu.models.batch import Batch
@@ -58,7 +58,7 @@ def test_the_float_definition_is_the_recorded_one(loaded: LoadedModel) -> None:
 
 @pytest.mark.model
 def test_the_numeric_definition_is_near_it(loaded: LoadedModel) -> None:
-    program = quantize_activations(fuse_residual(loaded.program))
+    program = lower(loaded.program)
     row = first_step(program, loaded, "f16")
     assert row.argmax() == max(TOP, key=lambda token: TOP[token])
     assert np.abs(row[list(TOP)] - list(TOP.values())).mean() < 0.2

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from insitu.engine.machine import Memory, memory_limit, num_usable_cpus
 from insitu.kernels.native import Limits, NativeSizes, native_sizes, packed_bytes, selected_isa
 from insitu.kernels.pack import PackedLinear
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import lower
 from insitu.models.kv_cache import kv_layout
 from insitu.models.sampling_defaults import SamplingDefaults
 from insitu.types import SamplingParams
@@ -280,7 +280,7 @@ class _Planner:
             num_blocks=num_blocks,
             max_blocks_per_seq=-(-max_model_len // self.kv.block_size),
         )
-        program = quantize_activations(fuse_residual(self.model.program))
+        program = lower(self.model.program)
         return native_sizes(program, self.kv, limits, self.threads)
 
     def _fixed_bytes(self, sizes: NativeSizes) -> int:

@@ -14,7 +14,7 @@ from insitu.engine.runner import BatchRunner
 from insitu.engine.scheduler import StepBudget
 from insitu.engine.stats import Stats
 from insitu.kernels.native import Native
-from insitu.kernels.passes import fuse_residual, quantize_activations
+from insitu.kernels.passes import lower
 from insitu.models.kv_cache import kv_layout
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def make_engine(model: LoadedModel, plan: Plan) -> Engine:
         block_size=plan.block_size,
         dtype="f32" if plan.kv_cache_dtype == "f32" else "f16",
     )
-    program = quantize_activations(fuse_residual(model.program))
+    program = lower(model.program)
     native = Native(program, kv=kv, limits=plan.limits, num_threads=plan.threads)
     budget = StepBudget(
         max_num_seqs=plan.max_num_seqs,

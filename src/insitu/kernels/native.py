@@ -20,7 +20,7 @@ from insitu.kernels import _native
 from insitu.kernels.blocks import BlockType
 from insitu.kernels.memory import MemoryPlan, plan_memory
 from insitu.kernels.pack import PackedLinear
-from insitu.kernels.program import BatchArrays, DType, Op, Program, Rows, Tensor
+from insitu.kernels.program import GROUPS, BatchArrays, DType, Op, Program, Rows, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -200,6 +200,9 @@ class _Lowering:
         for key, value in op.attributes.items():
             if key in _ATTRIBUTES:
                 lowered[key] = list(value) if key == "groups" else value
+        if op.outputs[0].dtype in GROUPS:
+            lowered["group"] = GROUPS[op.outputs[0].dtype]
+        lowered["is_gated"] = op.kind == "linear" and "activation" in op.attributes
         if "pairing" in op.attributes:
             lowered["is_adjacent"] = op.attributes["pairing"] == "adjacent"
         if isinstance(op.weight, PackedLinear):

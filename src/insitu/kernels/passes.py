@@ -1,13 +1,14 @@
-"""Program to Program: quantise activations, fold residuals into linears.
+"""Program to Program: quantise activations, fold operators into the ones that feed them.
 
-Not here: any change of meaning beyond what a pass is named for. ``fuse_residual`` keeps every bit;
-``quantize_activations`` is where the numeric definition begins.
+Not here: any change of meaning beyond what a pass is named for. The passes named fuse keep every
+bit; ``quantize_activations`` is where the numeric definition begins. ``lower`` is all of them.
 
 Always true: a pass returns a fresh Program and leaves the one it was given alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from insitu.kernels import ops as rules
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from insitu.kernels.pack import PackedLinear
 
 QUANTIZED = {32: DType.Q8_G32, 256: DType.Q8_G256}
+
+
+def lower(program: Program) -> Program:
+    """Every pass, in order: the Program that kernels run."""
+    program = fuse_gated(fuse_residual(program))
+    return fuse_quantize(quantize_activations(program))
 
 
 def fuse_residual(program: Program) -> Program:
@@ -50,6 +57,32 @@ def _merge_add(
         fused[index] = Op("linear", inputs, add.outputs, linear.weight, attributes)
         return True
     return False
+
+
+def fuse_gated(program: Program) -> Program:
+    """Turn gated(linear(...)) into one linear where gate and up are two like halves of its weight.
+
+    The linear then writes what ``gated`` wrote: its gate and up columns are never stored.
+    """
+    readers = _num_readers(program)
+    fused: list[Op] = []
+    for op in program.ops:
+        before = fused[-1] if fused else None
+        if op.kind == "gated" and before is not None and _can_gate(before, op, readers):
+            attributes = {**before.attributes, "activation": op.attributes["activation"]}
+            fused[-1] = Op("linear", before.inputs, op.outputs, before.weight, attributes)
+        else:
+            fused.append(op)
+    return program.rewritten(fused)
+
+
+def _can_gate(linear: Op, gated: Op, readers: dict[Tensor, int]) -> bool:
+    (x,) = gated.inputs
+    if linear.kind != "linear" or linear.outputs[0] is not x or readers[x] != 1:
+        return False
+    segments = linear.weight.segments
+    halves = len(segments) == 2 and segments[0].n == segments[1].n
+    return halves and not linear.attributes["has_residual"]
 
 
 def _num_readers(program: Program) -> dict[Tensor, int]:
@@ -95,3 +128,24 @@ def _with_quantized_inputs(
         inputs.append(forms[x, group] if group else x)
     attributes = {**op.attributes, "groups": weight.groups}
     return Op("linear", (*inputs, *residual), op.outputs, weight, attributes)
+
+
+def fuse_quantize(program: Program) -> Program:
+    """Let norms and gated linears write int8 rows themselves where nothing else reads their floats.
+
+    A gated linear makes 32 columns at a time, so only groups of 32 are whole there.
+    """
+    readers = _num_readers(program)
+    made_by: dict[Tensor, int] = {}
+    fused: list[Op] = []
+    for op in program.ops:
+        index = made_by.get(op.inputs[0]) if op.kind == "quantize_rows" else None
+        if index is not None and readers[op.inputs[0]] == 1:
+            maker = fused[index]
+            if maker.kind == "rms_norm" or op.attributes["group"] == 32:
+                fused[index] = replace(maker, outputs=op.outputs)
+                continue
+        if op.kind == "rms_norm" or ("activation" in op.attributes and op.kind == "linear"):
+            made_by[op.outputs[0]] = len(fused)
+        fused.append(op)
+    return program.rewritten(fused)

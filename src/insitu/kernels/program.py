@@ -42,6 +42,10 @@ class DType(StrEnum):
     Q8_G256 = "q8_g256"  # quantize_rows with one scale per 256 inputs
 
 
+# How many inputs share a scale, by quantised type.
+GROUPS = {DType.Q8_G32: 32, DType.Q8_G256: 256}
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
     """A value [rows, width]; with ``base`` it is columns [column, column + width) of that."""
@@ -71,7 +75,12 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
-    """One operator: its kind, what it reads, what it writes, its weight and plain attributes."""
+    """One operator: its kind, what it reads, what it writes, its weight and plain attributes.
+
+    Whatever the kind, an output of a quantised type holds the operator's floats as
+    ``quantize_rows`` would have written them. A linear with an ``activation`` writes its two
+    halves gated.
+    """
 
     kind: str
     inputs: tuple[Tensor, ...]

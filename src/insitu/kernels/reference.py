@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from insitu.kernels import reference_attention, reference_linear
 from insitu.kernels.blocks import BlockType, Unpacked, decode, unpack
+from insitu.kernels.program import GROUPS
 from insitu.kernels.reference_math import (
     LANES,
     QuantizedRows,
@@ -68,7 +69,10 @@ class Reference:
         # Hostile weights make NaN and Inf on purpose; they are answers here, not mistakes.
         with np.errstate(all="ignore"):
             for op in self._program.ops:
-                self._write(op.outputs[0], self._operators[op.kind](op, batch))
+                value, output = self._operators[op.kind](op, batch), op.outputs[0]
+                if output.dtype in GROUPS and not isinstance(value, QuantizedRows):
+                    value = quantize(value, GROUPS[output.dtype])
+                self._write(output, value)
         answer: Float32 = self._read(logits)
         self._values.clear()
         return answer
@@ -115,7 +119,7 @@ class Reference:
             y = y + op.weight.bias
         if op.attributes["has_residual"]:
             y = y + self._read(op.inputs[len(groups)])
-        return y
+        return self._gate(y) if "activation" in op.attributes else y
 
     def _segment(self, segment: Segment, forms: dict[int, Any]) -> Float32:
         """One segment's outputs, from the form of the input that its group asks for."""
@@ -180,7 +184,10 @@ class Reference:
         return np.asarray(out.reshape(q.shape))
 
     def _gated(self, op: Op, _: BatchArrays) -> Float32:
-        gate, up = np.split(self._read(op.inputs[0]), 2, axis=1)
+        return self._gate(self._read(op.inputs[0]))
+
+    def _gate(self, x: Float32) -> Float32:
+        gate, up = np.split(x, 2, axis=1)
         power = exp(-gate) if self._in_kernel_order else np.exp(-gate)
         return np.asarray(gate / (np.float32(1) + power) * up)
 

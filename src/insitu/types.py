@@ -8,8 +8,8 @@ Always true: a ``Request`` is what was asked and never changes; a ``Delta`` is c
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -134,7 +134,7 @@ class SamplingParams:
         _require("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
         _require(
             "temperature",
-            self.temperature is None or (math.isfinite(self.temperature) and self.temperature >= 0),
+            self.temperature is None or 0 <= self.temperature <= sys.float_info.max,
             "a finite number >= 0",
         )
         _require("top_k", self.top_k is None or self.top_k >= 0, "at least 1, or 0 for no limit")

@@ -145,8 +145,8 @@ class ChatTemplate:
 def _checked(kwargs: Mapping[str, Any]) -> str | None:
     """Refuse names a caller may not set; the date, where there is one."""
     for name in kwargs:
-        if not is_template_name(name):
-            where = f"chat_template_kwargs.{name[:80]}"
+        if not isinstance(name, str) or not is_template_name(name):
+            where = f"chat_template_kwargs.{str(name)[:80]}"
             raise Refusal(f"{where} may not be set.", param=where, code="reserved_name")
     today = kwargs.get("today")
     if today is None:

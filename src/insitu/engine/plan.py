@@ -45,6 +45,16 @@ class PlanError(Exception):
     """Settings that cannot be met here; the message has the numbers and the flag to change."""
 
 
+# The most of each number that may be asked for.
+_MOST = {
+    "threads": 1024,
+    "kv_cache_bytes": 2**62,
+    "max_model_len": 2**31 - 1,
+    "max_num_seqs": 2**16,
+    "max_num_batched_tokens": 2**16,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What was asked for; None is left to the plan."""
@@ -57,6 +67,16 @@ class Wanted:
     max_num_batched_tokens: int | None = None
     sampling_defaults: Literal["model", "none"] = "model"
     prefix_caching: Literal["on", "off"] = "on"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are none, or that mean nothing, by the flag's name."""
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is None and name != "max_num_seqs":
+                continue
+            if type(value) is not int or not 1 <= value <= most:
+                flag = "--" + name.replace("_", "-")
+                raise PlanError(f"{flag} must be a whole number from 1 to {most}, not {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ Always true: answers come in the order of the prompts, each the same as if it ha
 from __future__ import annotations
 
 import itertools
-import operator
 import queue
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from insitu.engine.plan import Wanted
 from insitu.llm.answer import Answers
+from insitu.llm.arguments import mappings_of, messages_of, params_of_each, prompts_of
 from insitu.llm.build import build
-from insitu.types import Delta, FinishReason, Message, Request, SamplingParams
+from insitu.types import Delta, FinishReason, Request
 from insitu.weights.catalogue import SHIPPED
 from insitu.weights.locate import default_models_dir, resolve
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from insitu.engine.sequence import Output
-    from insitu.types import ModelCard, Prepared, TokenLogprob, Usage
+    from insitu.types import Message, ModelCard, Prepared, SamplingParams, TokenLogprob, Usage
 
 _SETTINGS = frozenset(field.name for field in fields(Wanted))
 # A program that asks for many answers at once waits for them: nobody else is in its queue.
@@ -85,13 +85,13 @@ class LLM:
 
         In the order of the prompts, and for each in the order of its ``n`` choices.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = _params_of_each(params, len(texts))
+        texts = prompts_of(prompts)
+        each = params_of_each(params, len(texts))
         requests = [
             Request(
                 request_id=self._next_id(),
                 model="default",
-                prompt=text if isinstance(text, str) else _ids(text),
+                prompt=text,
                 add_special_tokens=add_special_tokens,
                 parse_special=parse_special,
                 sampling=one,
@@ -114,10 +114,10 @@ class LLM:
         request = Request(
             request_id=self._next_id(),
             model="default",
-            messages=tuple(one if isinstance(one, Message) else Message(**one) for one in messages),
-            tools=tuple(tools),
+            messages=messages_of(messages),
+            tools=mappings_of(tools),
             template_kwargs=template_kwargs or {},
-            sampling=params or SamplingParams(),
+            sampling=params_of_each(params, 1)[0],
         )
         return self._run([request])[0]
 
@@ -175,12 +175,6 @@ class LLM:
         ]
 
 
-def _ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(prompt, bytes | bytearray):
-        raise TypeError("a prompt is a str or a sequence of token ids, not bytes")
-    return tuple(map(operator.index, prompt))
-
-
 def _completion(prepared: Prepared, index: int, of_all: list[Delta]) -> Completion:
     deltas = [delta for delta in of_all if delta.index == index]
     last = deltas[-1]
@@ -197,13 +191,3 @@ def _completion(prepared: Prepared, index: int, of_all: list[Delta]) -> Completi
         warnings=prepared.warnings,
         index=index,
     )
-
-
-def _params_of_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
-    if len(params) != num_prompts:
-        raise ValueError(f"{len(params)} SamplingParams for {num_prompts} prompts")
-    return list(params)

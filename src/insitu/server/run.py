@@ -64,7 +64,9 @@ def serve(app: Starlette, options: ServerOptions) -> int:
     except SystemExit as ended:
         if not isinstance(ended.__context__, OSError):
             raise
-        reason = ended.__context__.strerror or str(ended.__context__)
+        cause = ended.__context__
+        is_code = cause.errno is not None and cause.errno > 0
+        reason = os.strerror(cause.errno) if is_code else cause.strerror or str(cause)
         message = f"cannot listen on {options.host} port {options.port}: {reason}"
         raise ListenError(f"{message}; give another --host or --port.") from ended.__context__
     return server.exit_code

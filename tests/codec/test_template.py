@@ -269,3 +269,28 @@ def test_the_date_is_given_or_undefined() -> None:
 
 def test_generation_tags_are_only_their_body() -> None:
     assert render("a{% generation %}b{{ c }}{% endgeneration %}d", c="C").text == "abCd"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ range(-9223372036854775807, 9223372036854775807) }}",
+        "{{ '%d' % inf }}",
+        "{{ '%f' % big }}",
+        "{{ big | round }}",
+        "{{ 'abc'.split('b', big) }}",
+        "{{ 'abc'.zfill(-big) }}",
+        "{{ 'a' | indent(-big) }}",
+        "{% break %}",
+        "{% continue %}",
+        "{% macro m() %}{% break %}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_numbers_and_jumps_beyond_all_bounds_are_faults(source: str) -> None:
+    with pytest.raises(TemplateFault):
+        render(source, big=10**4000, inf=float("inf"))
+
+
+def test_a_number_of_thousands_of_digits_is_no_template() -> None:
+    with pytest.raises(UnsupportedTemplate, match="no Jinja"):
+        Template("{{ " + "9" * 5000 + " }}")

@@ -114,6 +114,8 @@ class Template:
             raise UnsupportedTemplate(f"line {error.lineno}: {error.message}") from error
         except RecursionError as error:
             raise UnsupportedTemplate("is nested too deep") from error
+        except ValueError as error:
+            raise UnsupportedTemplate(f"holds what is no Jinja: {str(error)[:80]}") from error
 
     def render(
         self,
@@ -126,6 +128,8 @@ class Template:
             return _typed(self._rendered(given_values, written_values, today))
         except RecursionError as error:
             raise TemplateLimitError("the template is nested too deep") from error
+        except OverflowError as error:
+            raise TemplateLimitError("a number is too large for its use") from error
 
     def _rendered(
         self,

@@ -38,11 +38,18 @@ if TYPE_CHECKING:
 _MAX_MACRO_DEPTH = 16
 
 
-class _BreakLoop(Exception):
+class _LeftTurn(TemplateFault):
+    """Ends a turn of the loop around it; a fault where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__("a break or continue stands outside of a loop")
+
+
+class _BreakLoop(_LeftTurn):
     pass
 
 
-class _ContinueLoop(Exception):
+class _ContinueLoop(_LeftTurn):
     pass
 
 

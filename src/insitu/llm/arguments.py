@@ -79,10 +79,10 @@ def _tool_call(given: Any) -> ToolCall:
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping):
         raise TypeError("a tool call is a ToolCall, or has an id and a function")
-    texts = (given.get("id"), function.get("name"), function.get("arguments"))
-    if not all(isinstance(text, str) for text in texts):
+    call_id, name, arguments = given.get("id"), function.get("name"), function.get("arguments")
+    if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(arguments, str)):
         raise TypeError("a tool call's id, name and arguments are texts")
-    return ToolCall(*texts)
+    return ToolCall(call_id, name, arguments)
 
 
 def mappings_of(tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:

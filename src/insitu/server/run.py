@@ -65,8 +65,8 @@ def serve(app: Starlette, options: ServerOptions) -> int:
         if not isinstance(ended.__context__, OSError):
             raise
         cause = ended.__context__
-        is_code = cause.errno is not None and cause.errno > 0
-        reason = os.strerror(cause.errno) if is_code else cause.strerror or str(cause)
+        code = cause.errno or 0  # below 0 it is a resolver's, which has texts of its own
+        reason = os.strerror(code) if code > 0 else cause.strerror or str(cause)
         message = f"cannot listen on {options.host} port {options.port}: {reason}"
         raise ListenError(f"{message}; give another --host or --port.") from ended.__context__
     return server.exit_code

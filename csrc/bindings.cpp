@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ceilings.h"
 #include "kernels.h"
 #include "pack.h"
 #include "program.h"
@@ -198,10 +199,24 @@ class Handle {
 
   nb::dict sizes() { return sizes_to(open().sizes()); }
 
+  // body(executor) without the GIL, between steps.
+  template <typename Body>
+  auto between_steps(Body&& body) {
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    return body(open());
+  }
+
   void start_profile() {
     nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     open().start_profile();
+  }
+
+  void stop_profile() {
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    open().stop_profile();
   }
 
   std::vector<int64_t> profile() {
@@ -275,6 +290,29 @@ class Handle {
   std::unique_ptr<Executor> executor_;
 };
 
+// What ceilings.h measures, on the threads of an open executor.
+class CeilingsHandle {
+ public:
+  CeilingsHandle(Handle& handle, size_t num_bytes)
+      : handle_(handle),
+        buffer_(handle.between_steps([&](Executor& e) { return ReadBuffer(e.pool(), num_bytes); })) {}
+
+  double read_seconds(size_t first, size_t num_bytes) {
+    return handle_.between_steps([&](Executor& e) { return buffer_.read_seconds(e.pool(), first, num_bytes); });
+  }
+
+  double peak_ops_per_second(const std::string& kind, double seconds) {
+    if (kind != "int8" && kind != "float32") throw std::invalid_argument("kind: needs int8 or float32, not " + kind);
+    const Peak peak = kind == "int8" ? Peak::Int8 : Peak::Float32;
+    return handle_.between_steps(
+        [&](Executor& e) { return insitu::peak_ops_per_second(e.pool(), e.table().name, peak, seconds); });
+  }
+
+ private:
+  Handle& handle_;  // kept alive by Python
+  ReadBuffer buffer_;
+};
+
 // Sampling alone, over logits that did not come from a program: what tests compare.
 void sample(const std::string& isa, const Array<const float, 2>& logits, const Handle::SamplingArrays& sampling,
             const Handle::SampledArrays& out, int num_threads) {
@@ -315,9 +353,15 @@ NB_MODULE(_native, m) {
       .def("step", &Handle::step)
       .def("sizes", &Handle::sizes)
       .def("start_profile", &Handle::start_profile)
+      .def("stop_profile", &Handle::stop_profile)
       .def("profile", &Handle::profile)
       .def("copy_block", &Handle::copy_block)
       .def("wipe_block", &Handle::wipe_block)
+      .def("ceilings", [](Handle& handle, size_t num_bytes) { return new CeilingsHandle(handle, num_bytes); },
+           nb::keep_alive<0, 1>())
       .def("packed", &Handle::packed);
+  nb::class_<CeilingsHandle>(m, "Ceilings")
+      .def("read_seconds", &CeilingsHandle::read_seconds)
+      .def("peak_ops_per_second", &CeilingsHandle::peak_ops_per_second);
   m.def("sample", &sample);
 }

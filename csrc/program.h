@@ -90,9 +90,14 @@ class Executor {
   const Sizes& sizes() const { return sizes_; }
   const uint8_t* packed(int linear, int segment, size_t* num_bytes) const;
 
+  // For measuring between steps (ceilings.h).
+  ThreadPool& pool() { return pool_; }
+  const KernelTable& table() const { return table_; }
+
   // Wall time of each operator, then of sampling, summed over the steps since the start; off until
   // then, and costs two clock readings an operator.
   void start_profile();
+  void stop_profile() { profile_ns_.clear(); }
   const std::vector<int64_t>& profile_ns() const { return profile_ns_; }
 
  private:

@@ -38,7 +38,7 @@ def test_help_lists_the_verbs_and_is_quick() -> None:
         done = insitu("--help")
         took_s.append(time.perf_counter() - start_s)
         assert done.returncode == 0
-    for verb in ("chat", "generate", "serve", "pull", "list", "rm", "plan"):
+    for verb in ("chat", "generate", "serve", "pull", "list", "rm", "plan", "bench"):
         assert f"\n  {verb} " in done.stdout
     assert min(took_s) < 1.0  # 0.1 s on an idle machine; this one may be busy
 

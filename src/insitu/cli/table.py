@@ -22,6 +22,7 @@ VERBS = {
     "list": ("models", "Show which models are here."),
     "rm": ("models", "Delete a pulled model."),
     "plan": ("plan", "Show the memory a model needs, and the settings that change bits."),
+    "bench": ("bench", "Measure a model against what this machine can do."),
 }
 
 
@@ -107,6 +108,7 @@ _USER_ERRORS = (
     ("insitu.weights.locate", "ModelNotFound"),
     ("insitu.engine.plan", "PlanError"),
     ("insitu.kernels.native", "NativeError"),
+    ("insitu.bench.errors", "BenchError"),
     ("insitu.server.run", "ListenError"),
 )
 

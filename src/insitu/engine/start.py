@@ -27,20 +27,24 @@ def start_engine(model: LoadedModel, plan: Plan, *, max_num_waiting: int = 256) 
     return EngineLoop(make_engine(model, plan), max_num_waiting=max_num_waiting)
 
 
-def make_engine(model: LoadedModel, plan: Plan) -> Engine:
-    """An engine that its caller steps."""
+def make_native(model: LoadedModel, plan: Plan) -> Native:
+    """The model's weights packed and its KV pool reserved, for whoever steps it."""
     kv = kv_layout(
         model.spec,
         block_size=plan.block_size,
         dtype="f32" if plan.kv_cache_dtype == "f32" else "f16",
     )
     program = lower(model.program)
-    native = Native(program, kv=kv, limits=plan.limits, num_threads=plan.threads)
+    return Native(program, kv=kv, limits=plan.limits, num_threads=plan.threads)
+
+
+def make_engine(model: LoadedModel, plan: Plan) -> Engine:
+    """An engine that its caller steps."""
     budget = StepBudget(
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_num_batched_tokens_alone=plan.max_num_batched_tokens_alone,
         max_num_logit_rows=plan.max_num_logit_rows,
     )
-    runner = BatchRunner(native, plan.block_size)
+    runner = BatchRunner(make_native(model, plan), plan.block_size)
     return Engine(runner, BlockPool(plan.num_blocks, plan.block_size), budget, Stats())

@@ -1,0 +1,148 @@
+"""The verb ``bench``: measure a model on this machine, against what the machine can do.
+
+Not here: measuring (``bench``). Standard output carries the table or the JSON and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from insitu.cli.flags import settings_flags
+from insitu.settings import STORE_FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from insitu.bench.native import Watcher
+    from insitu.bench.report import Report
+    from insitu.settings import Settings
+
+_Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
+_MAX_BATCH = 1024
+_MAX_TOKENS = 2**20
+
+
+@click.group("bench")
+def bench_command() -> None:
+    """Measure what runs here."""
+
+
+def _counts(most: int) -> Any:
+    def read(_: click.Context, param: click.Parameter, raw: str | None) -> tuple[int, ...] | None:
+        if raw is None:
+            return None
+        words = [word.strip() for word in raw.split(",") if word.strip()]
+        good = all(word.isascii() and word.isdigit() and 1 <= int(word) <= most for word in words)
+        if not good or len(raw) > 1000:
+            wanted = f"whole numbers from 1 to {most}, with commas between"
+            raise click.UsageError(f"{param.opts[0]}: {wanted} are wanted, not {raw!r}.")
+        return tuple(int(word) for word in words)
+
+    return read
+
+
+def _count_option(name: str, most: int, text: str) -> Callable[[_Command], _Command]:
+    return click.option(name, metavar="N,...", callback=_counts(most), help=text)
+
+
+@bench_command.command("native")
+@click.argument("model")
+@_count_option("--batch", _MAX_BATCH, "Sequences that decode together [default: 1,2,4,8,16,32].")
+@_count_option("--context", _MAX_TOKENS, "Tokens in the cache [default: 128,1024,4096].")
+@_count_option("--prefill", _MAX_TOKENS, "Tokens of a prompt [default: 128,512,2048].")
+@click.option("--quick", is_flag=True, help="Batch 1 and 16, prefill 512, context 128; seconds.")
+@click.option("--warm", is_flag=True, help="Leave the processor's caches warm between steps.")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw a roofline: .png, .svg or .pdf (extra `bench`).",
+)
+@settings_flags((*STORE_FIELDS, "threads", "kv_cache_dtype", "max_model_len"))
+def native_command(settings: Settings, model: str, **options: Any) -> None:
+    """Time MODEL's steps against this machine's ceilings, measured in the same run."""
+    from insitu.bench.plot import check_plot, draw
+    from insitu.cli.opening import locate
+
+    if options["plot"] is not None:
+        check_plot(options["plot"])
+    located = locate(model, settings)
+    report = _measured(located.path, settings, options)
+    if options["is_json"]:
+        click.echo(json.dumps(report.as_json(), indent=1))
+        for one in report.skipped:
+            click.echo(f"insitu: not measured: {one.case}: {one.reason}", err=True)
+    else:
+        from rich.console import Console
+
+        from insitu.bench.table import tables
+
+        # Lines are not cut where there is no terminal to cut them for.
+        width = None if sys.stdout.isatty() else 160
+        Console(width=width, highlight=False, markup=False).print(tables(report))
+    if options["plot"] is not None:
+        draw(report, located.name, options["plot"])
+
+
+def _measured(path: Path, settings: Settings, options: dict[str, Any]) -> Report:
+    from dataclasses import replace
+
+    from insitu.bench.cases import Wish
+    from insitu.bench.native import QUICK, Effort, measure
+    from insitu.engine.loop import tune_process
+    from insitu.engine.plan import Wanted
+    from insitu.models.load import load_model
+    from insitu.weights.source import open_source
+
+    tune_process()
+    wish, effort = Wish(), Effort()
+    if options["quick"]:
+        wish, effort = Wish(batches=(1, 16), contexts=(128,), prefills=(512,)), QUICK
+    asked = {"batches": options["batch"], "contexts": options["context"]}
+    asked["prefills"] = options["prefill"]
+    wish = replace(wish, **{name: value for name, value in asked.items() if value is not None})
+    wanted = Wanted(
+        threads=settings.threads,
+        kv_cache_dtype="f32" if settings.kv_cache_dtype == "f32" else "f16",
+        max_model_len=settings.max_model_len,
+    )
+    source = open_source(path)
+    try:
+        with _Watching() as watch:
+            loaded = load_model(source)
+            return measure(
+                loaded, wanted, wish, replace(effort, is_cold=not options["warm"]), watch
+            )
+    finally:
+        source.close()
+
+
+class _Watching:
+    """A bar on a terminal's standard error; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._drawn: Any = None
+
+    def __enter__(self) -> Watcher:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._drawn = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._drawn.add_task("loading", total=None)
+            self._drawn.start()
+        return self._watch
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn is not None:
+            self._drawn.stop()
+
+    def _watch(self, what: str, done: int, total: int) -> None:
+        if self._drawn is not None:
+            self._drawn.update(self._task, description=what, completed=done, total=total)

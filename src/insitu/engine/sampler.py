@@ -11,6 +11,7 @@ the same float32.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,9 +31,27 @@ _NO_LOGPROBS = -1
 _NO_LIMIT = 0
 
 
-def sampling_arrays(scheduled: Items[Scheduled], vocab_size: int) -> SamplingArrays:
-    """One entry a share that has logits, in order."""
-    sequences = [item.sequence for item in scheduled if item.has_logits]
+class SamplingRows:
+    """How the logit rows of a step are sampled.
+
+    From step to step the same sequences decode: only their positions are made anew then.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._sequences: list[Sequence] = []
+        self._arrays = _arrays_of([], vocab_size)
+
+    def arrays(self, scheduled: Items[Scheduled]) -> SamplingArrays:
+        """One entry a share that has logits, in order."""
+        sequences = [item.sequence for item in scheduled if item.has_logits]
+        if sequences != self._sequences:
+            self._sequences, self._arrays = sequences, _arrays_of(sequences, self._vocab_size)
+        positions = [sequence.num_tokens for sequence in sequences]
+        return replace(self._arrays, position=np.array(positions, np.uint32))
+
+
+def _arrays_of(sequences: list[Sequence], vocab_size: int) -> SamplingArrays:
     prompts = [sequence.prompt for sequence in sequences]
     top_k = [_NO_LIMIT if p.top_k is None or p.top_k >= vocab_size else p.top_k for p in prompts]
     wanted = [
@@ -55,23 +74,25 @@ def sampled_tokens(
 ) -> list[SampledToken | Exception | None]:
     """What each share sampled; a row that is not finite fails its own sequence."""
     answer: list[SampledToken | Exception | None] = []
+    token_ids, finite = result.token_ids.tolist(), result.finite.tolist()
     row = 0
     for item in scheduled:
         if not item.has_logits:
             answer.append(None)
             continue
-        if result.finite[row]:
-            answer.append(_token(result, row, item.sequence.prompt.num_logprobs))
-        else:
+        num_logprobs = item.sequence.prompt.num_logprobs
+        if not finite[row]:
             answer.append(_not_finite(item.sequence))
+        elif num_logprobs is None:
+            answer.append(SampledToken(token_ids[row]))
+        else:
+            answer.append(_token(result, row, num_logprobs))
         row += 1
     return answer
 
 
-def _token(result: StepResult, row: int, num_logprobs: int | None) -> SampledToken:
+def _token(result: StepResult, row: int, num_logprobs: int) -> SampledToken:
     token_id = int(result.token_ids[row])
-    if num_logprobs is None:
-        return SampledToken(token_id)
     top = []
     columns = zip(result.top_ids[row].tolist(), result.top_logprobs[row], strict=True)
     for top_id, logprob in list(columns)[:num_logprobs]:

@@ -186,9 +186,12 @@ class Scheduler:
 
         False: that was the sequence itself, and it waits again.
         """
+        num_held = len(sequence.block_ids)
         wanted = self.pool.blocks_for(sequence.num_computed_tokens + num_tokens)
+        if wanted <= num_held:
+            return True
         while True:
-            blocks = self.pool.allocate(wanted - len(sequence.block_ids))
+            blocks = self.pool.allocate(wanted - num_held)
             if blocks is not None:
                 sequence.block_ids.extend(blocks)
                 return True

@@ -10,7 +10,7 @@ any number of threads; memory is what ``native_sizes`` said before anything was 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -377,22 +377,21 @@ def _batch_tuple(b: BatchArrays) -> _native.BatchTuple:
     )
 
 
-_SAMPLING_DTYPES: Sequence[type[np.generic]] = (
-    np.float64,
-    np.int32,
-    np.float64,
-    np.float64,
-    np.uint64,
-    np.uint32,
-    np.uint32,
-    np.int32,
+_SAMPLING_DTYPES: Sequence[tuple[str, type[np.generic]]] = (
+    ("temperature", np.float64),
+    ("top_k", np.int32),
+    ("top_p", np.float64),
+    ("min_p", np.float64),
+    ("seed", np.uint64),
+    ("choice", np.uint32),
+    ("position", np.uint32),
+    ("num_logprobs", np.int32),
 )
 
 
 def _sampling_tuple(sampling: SamplingArrays) -> _native.SamplingTuple:
     arrays: list[Any] = [
-        _array(field.name, getattr(sampling, field.name), dtype, 1)
-        for field, dtype in zip(fields(sampling), _SAMPLING_DTYPES, strict=True)
+        _array(name, getattr(sampling, name), dtype, 1) for name, dtype in _SAMPLING_DTYPES
     ]
     a, b, c, d, e, f, g, h = arrays
     return a, b, c, d, e, f, g, h

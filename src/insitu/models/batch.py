@@ -8,7 +8,7 @@ is C-contiguous int32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,10 @@ class Batch:
 
     def __post_init__(self) -> None:
         """Make every array what the kernels read."""
-        for item in fields(self):
-            array = np.ascontiguousarray(getattr(self, item.name), np.int32)
-            object.__setattr__(self, item.name, array)
+        for name in self.__slots__:
+            array = getattr(self, name)
+            if type(array) is not np.ndarray or array.dtype != np.int32:
+                object.__setattr__(self, name, np.ascontiguousarray(array, np.int32))
 
     @property
     def num_tokens(self) -> int:

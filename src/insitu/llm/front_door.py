@@ -109,7 +109,8 @@ class LLM:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Answer a chat, once; messages are ``Message`` or mappings with role and content."""
-        if params is not None and params.n != 1:
+        (sampling,) = params_of_each(params, 1)
+        if sampling.n != 1:
             raise ValueError("chat answers once: use generate for n above 1")
         request = Request(
             request_id=self._next_id(),
@@ -117,7 +118,7 @@ class LLM:
             messages=messages_of(messages),
             tools=mappings_of(tools),
             template_kwargs=template_kwargs or {},
-            sampling=params_of_each(params, 1)[0],
+            sampling=sampling,
         )
         return self._run([request])[0]
 

@@ -194,6 +194,12 @@ class Settings:
         INTEGER(1, 65_536),
         "Most tokens of one step [default: 64 while others decode, 512 alone].",
     )
+    max_num_waiting: int = _setting(
+        256, INTEGER(0, 1_000_000), "Most sequences that wait; a request beyond is a 429."
+    )
+    step_timeout_s: float = _setting(
+        300.0, SECONDS, "A step that takes longer ends its requests with an error; 0: no limit."
+    )
     models_dir: Path | None = _setting(
         None, FOLDER, "Folder that pulled models live in [default: the user's cache folder]."
     )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from insitu.measures import EngineStats
 
 # Names that a request's ``template_kwargs`` may not take: they stand for what the request says
 # elsewhere, for what the model's file says, or for the template language's own.
@@ -72,7 +73,15 @@ class Refusal(Exception):
 
 
 class RequestFailed(Exception):
-    """A request that was admitted and then failed inside; the server and other requests live on."""
+    """A request that was admitted and then failed inside; the server and other requests live on.
+
+    ``code`` and ``status`` are as in ``Refusal``.
+    """
+
+    def __init__(self, message: str, *, code: str = "request_failed", status: int = 500) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,28 +313,6 @@ class ModelCard:
     numeric_settings: Mapping[str, str]
     has_chat_template: bool
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot of the engine's plain counters and gauges (``engine/stats`` owns them)."""
-
-    num_running: int
-    num_waiting: int
-    num_kv_blocks: int
-    num_kv_blocks_used: int
-    counters: Mapping[str, int]
-    histograms: Mapping[str, Histogram]
-    is_alive: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """``counts[i]`` values lie at or below ``bounds[i]`` and above the bound before it."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class ScriptedRunner:
         self.max_tokens_seen = 0
         self.is_closed = False
         self.fail_next: Exception | None = None
+        self.throws: set[str] = set()
         self.not_finite: set[str] = set()
         self.wiped: set[int] = set()
         self.num_wiped = 0
@@ -51,6 +52,8 @@ class ScriptedRunner:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
+        if any(one.sequence.prompt.request_id in self.throws for one in scheduled):
+            raise ValueError("slot_mapping")
         written = [block for one in scheduled for block in written_blocks(one)]
         assert len(written) == len(set(written)), "a block is written by two"
         read = {block for one in scheduled for block in one.sequence.block_ids} - set(written)

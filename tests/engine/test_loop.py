@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import random
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +129,7 @@ def test_abort_ends_within_a_step(parts: tuple[EngineLoop, Engine, ScriptedRunne
     assert runner.num_steps <= steps + 1
     while not outputs.empty():
         assert not outputs.get().is_last
+    until(lambda: sum(loop.stats().histograms["cancel_seconds"].counts) == 1)
     assert loop.stats().counters["sequences_aborted"] == 1
     collect(submit(loop, make_prompt("long")))
 
@@ -228,3 +231,67 @@ def test_a_closed_event_loop_aborts_its_requests(
     runner.gate.set()
     until(lambda: loop.stats().counters["sequences_aborted"] == 1)
     assert engine.scheduler.pool.num_held == 0
+
+
+def test_nothing_is_left_after_a_storm_of_aborts() -> None:
+    engine, _ = make_engine(num_blocks=60, max_num_seqs=4)
+    loop = EngineLoop(engine, max_num_waiting=40)
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    taken, refused = [0] * 4, []
+
+    def ask_and_leave(worker: int) -> None:
+        draw = random.Random(worker)  # noqa: S311 - any numbers will do
+        for index in range(60):
+            prompt = replace(
+                make_prompt(f"{worker}-{index}", draw.randrange(1, 30), draw.randrange(1, 40)),
+                num_choices=draw.choice((1, 1, 3)),
+                cache_salt=draw.choice((None, b"tenant")),
+            )
+            try:
+                loop.submit(prompt, outputs.put)
+            except Refusal as refusal:
+                refused.append(refusal.code)
+                continue
+            taken[worker] += prompt.num_choices
+            time.sleep(draw.choice((0, 0, 0.0005, 0.003)))
+            loop.abort(prompt.request_id, draw.choice((None, 0)))
+            loop.abort(prompt.request_id)
+
+    threads = [threading.Thread(target=ask_and_leave, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: not engine.has_work and not loop.stats().num_queued)
+    assert set(refused) <= {"queue_full"}
+    stats = loop.stats()
+    loop.close()
+    gauges = (stats.num_running, stats.num_waiting, stats.num_sequences, stats.num_open)
+    assert gauges == (0, 0, 0, 0)
+    assert stats.num_kv_blocks_used == 0
+    assert stats.step_age_s == 0
+    counters = stats.counters
+    ended = ("sequences_finished", "sequences_aborted", "sequences_failed")
+    assert sum(taken) == counters["sequences_submitted"] == sum(counters[one] for one in ended)
+    assert counters["sequences_aborted"] > 50
+    assert counters["sequences_failed"] == 0
+
+
+def test_the_time_in_the_queue_is_that_until_the_first_step(
+    parts: tuple[EngineLoop, Engine, ScriptedRunner],
+) -> None:
+    loop, _, runner = parts
+    runner.gate.clear()
+    outputs = [submit(loop, make_prompt(f"r{index}", 3, 2)) for index in range(5)]
+    time.sleep(0.06)
+    runner.gate.set()
+    for one in outputs:
+        collect(one)
+    waited = loop.stats().histograms["queue_seconds"]
+    assert sum(waited.counts) == 5
+    assert 0.05 < waited.total < 5 * 0.5
+    stats = loop.stats().histograms
+    num_steps = loop.stats().counters["steps"]
+    assert sum(stats["step_sequences"].counts) == num_steps
+    assert stats["step_prefill_tokens"].total == 15
+    assert stats["step_decode_tokens"].total == 5

@@ -126,18 +126,24 @@ def test_one_row_that_is_not_finite_ends_alone() -> None:
         assert tokens_of(outputs[name]) == expected_tokens(make_prompt(name))
 
 
-def test_a_step_that_throws_ends_its_sequences_and_no_others() -> None:
-    engine, runner = make_engine(max_num_seqs=2)
-    for name in ("a", "b", "later"):
+def test_an_exception_ends_the_sequence_it_is_about_and_no_other() -> None:
+    engine, runner = make_engine(max_num_seqs=3)
+    for name in ("a", "bad", "b", "later"):
         engine.add(make_prompt(name))
-    runner.fail_next = ValueError("slot_mapping")
+    engine.step()
+    runner.throws = {"bad"}
     first = engine.step()
-    assert {output.request_id for output in first if output.error} == {"a", "b"}
-    assert tokens_of(run_all(engine)["later"]) == expected_tokens(make_prompt("later"))
+    assert [output.request_id for output in first if output.error] == ["bad"]
+    runner.fail_next = ValueError("once")
+    outputs = run_all(engine)
+    for name in ("a", "b"):
+        assert tokens_of(outputs[name]) == expected_tokens(make_prompt(name))[2:]
+    assert tokens_of(outputs["later"]) == expected_tokens(make_prompt("later"))
     assert engine.scheduler.pool.num_held == 0
-    stats = engine.stats.snapshot(num_running=0, num_waiting=0, blocks=(1, 0), is_alive=True)
-    assert stats.counters["sequences_failed"] == 2
-    assert stats.counters["sequences_finished"] == 1
+    counters = engine.stats.counters()
+    assert counters["sequences_failed"] == 1
+    assert counters["sequences_finished"] == 3
+    assert counters["failed_steps"] == 2
 
 
 def test_few_logit_rows_delay_but_change_nothing() -> None:

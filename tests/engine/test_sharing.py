@@ -65,7 +65,7 @@ def test_only_what_was_computed_is_found() -> None:
     long = replace(make_prompt("a", 40), cache_salt=SALT)
     engine.add(long)
     engine.step()
-    runner.fail_next = ValueError("broken")
+    runner.throws = {"a"}
     engine.step()
     engine.add(replace(long, request_id="b"))
     assert run_all(engine)["b"][0].num_cached_tokens == 8

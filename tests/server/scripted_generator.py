@@ -9,12 +9,11 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from insitu.measures import EngineStats, Histogram
 from insitu.types import (
     Caller,
     Delta,
-    EngineStats,
     FinishReason,
-    Histogram,
     ModelCard,
     Prepared,
     Refusal,

@@ -59,4 +59,11 @@ def open_generator(located: Located, settings: Settings) -> TextGenerator:
     tune_process()
     name = settings.served_model_name or located.name
     aliases = tuple(dict.fromkeys(a for a in (located.name, "default") if a != name))
-    return build(located.path, name=name, aliases=aliases, **engine_values(settings))
+    return build(
+        located.path,
+        name=name,
+        aliases=aliases,
+        max_num_waiting=settings.max_num_waiting,
+        step_timeout_s=settings.step_timeout_s,
+        **engine_values(settings),
+    )

@@ -3,7 +3,7 @@
 Not here: threads (``loop``), text, memory sizes (``plan``).
 
 Always true: every choice of a prompt added gives exactly one last output, unless it is aborted;
-what goes wrong inside a step ends that step's sequences and no others.
+what goes wrong inside a step ends the sequences it goes wrong for and no others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from insitu.engine.block_pool import BlockPool
     from insitu.engine.runner import Runner
     from insitu.engine.scheduler import StepBudget
+    from insitu.engine.sequence import SampledToken, Scheduled
     from insitu.engine.stats import Stats
 
 logger = logging.getLogger("insitu.engine")
@@ -33,13 +34,20 @@ class Engine:
         self.scheduler = Scheduler(pool, budget, stats)
         self.stats = stats
         self._sequences: dict[str, dict[int, Sequence]] = {}  # by request and choice
+        # What the step that runs moves; other threads may read it.
+        self.in_step: list[Scheduled] = []
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self.scheduler.has_work
 
-    def add(self, prompt: Prompt) -> None:
+    @property
+    def num_sequences(self) -> int:
+        """Choices that have not ended."""
+        return sum(map(len, list(self._sequences.values())))
+
+    def add(self, prompt: Prompt, submitted_s: float | None = None) -> None:
         """Queue a prompt's choices; what can never fit is refused."""
         pool = self.scheduler.pool
         require_fit(pool, len(prompt.token_ids), prompt.max_tokens)
@@ -48,6 +56,7 @@ class Engine:
         others = [Sequence(prompt, choice, first) for choice in range(1, prompt.num_choices)]
         self._sequences[prompt.request_id] = {one.choice: one for one in (first, *others)}
         for sequence in (first, *others):
+            sequence.submitted_s = submitted_s
             self.scheduler.add(sequence)
         self.stats.count("sequences_submitted", prompt.num_choices)
 
@@ -73,17 +82,36 @@ class Engine:
         started_s = time.perf_counter()
         scheduled = self.scheduler.schedule()
         assert scheduled, "a step must move something"
+        self._note_shares(scheduled)
+        self.in_step = scheduled
+        outputs = self.scheduler.update(scheduled, self._run(scheduled))
+        self.in_step = []
+        self._do_chores()
+        self._take_stock(outputs, started_s)
+        return outputs
+
+    def _run(self, scheduled: list[Scheduled]) -> list[SampledToken | Exception | None]:
         try:
             self._do_chores()
-            sampled = self.runner.run(scheduled)
-        except Exception:  # whatever it was, the sequences that were not in this step live on
-            logger.exception("a step failed; its %d sequences end", len(scheduled))
-            message = "The step that this request was part of failed."
-            sampled = [RequestFailed(message) for _ in scheduled]
-        outputs = self.scheduler.update(scheduled, sampled)
-        self._do_chores()
-        self._take_stock(outputs, sum(item.num_tokens for item in scheduled), started_s)
-        return outputs
+        except Exception:  # blocks that were to be copied were not
+            return [self._failed() for _ in scheduled]
+        try:
+            return self.runner.run(scheduled)
+        except Exception:  # whatever it was, the sequences that are not at fault live on
+            # Run alone, a share gives the bits it gives in company, and only the culprit fails.
+            self.stats.count("failed_steps")
+            return [self._run_alone(item) for item in scheduled]
+
+    def _run_alone(self, item: Scheduled) -> SampledToken | Exception | None:
+        try:
+            return self.runner.run([item])[0]
+        except Exception:
+            return self._failed()
+
+    def _failed(self) -> RequestFailed:
+        """To be called where an exception is being handled."""
+        logger.exception("a step failed; a sequence of it ends")
+        return RequestFailed("The step that this request was part of failed.")
 
     def fail_all(self, error: Exception) -> list[Output]:
         """End everything with an error."""
@@ -92,7 +120,7 @@ class Engine:
             for choices in self._sequences.values()
             for sequence in choices.values()
         ]
-        self._take_stock(outputs, 0, None)
+        self._take_stock(outputs, None)
         return outputs
 
     def _do_chores(self) -> None:
@@ -102,7 +130,21 @@ class Engine:
             else:
                 self.runner.copy_block(source, block)
 
-    def _take_stock(self, outputs: list[Output], num_tokens: int, started_s: float | None) -> None:
+    def _note_shares(self, scheduled: list[Scheduled]) -> None:
+        """Count what a step is about to do: prefill is what lies within a sequence's prompt."""
+        stats = self.stats
+        num_tokens = num_decode_tokens = 0
+        for item in scheduled:
+            num_tokens += item.num_tokens
+            if item.sequence.has_computed_prompt:
+                num_decode_tokens += item.num_tokens
+        stats.count("computed_tokens", num_tokens)
+        stats.observe("step_sequences", len(scheduled))
+        stats.observe("step_tokens", num_tokens)
+        stats.observe("step_prefill_tokens", num_tokens - num_decode_tokens)
+        stats.observe("step_decode_tokens", num_decode_tokens)
+
+    def _take_stock(self, outputs: list[Output], started_s: float | None) -> None:
         stats = self.stats
         for output in outputs:
             stats.count("sampled_tokens", output.token is not None)
@@ -114,6 +156,4 @@ class Engine:
                 stats.count("sequences_failed" if output.error else "sequences_finished")
         if started_s is not None:
             stats.count("steps")
-            stats.count("computed_tokens", num_tokens)
-            stats.observe("step_tokens", num_tokens)
             stats.observe("step_seconds", time.perf_counter() - started_s)

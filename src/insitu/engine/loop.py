@@ -8,7 +8,8 @@ Not here: what a step does (``engine``).
 
 Always true: every choice of a prompt submitted gets exactly one last output, unless it was
 aborted; if the thread ends for any reason, whatever was open ends with an error and ``is_alive``
-turns False.
+turns False. While a step is late, its requests have ended with an error and new ones are refused;
+when it returns their blocks are freed and the rest goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import TYPE_CHECKING
 
 from insitu.engine.scheduler import require_fit
 from insitu.engine.sequence import Output, Prompt
-from insitu.types import EngineStats, Refusal, RequestFailed
+from insitu.engine.watchdog import Watchdog
+from insitu.measures import EngineStats
+from insitu.types import Refusal, RequestFailed
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -39,10 +42,17 @@ logger = logging.getLogger("insitu.engine")
 # wait that long for a busy thread.
 SWITCH_INTERVAL_S = 1e-4
 
+# A step of 512 tokens through a large model on a slow machine takes a minute or two.
+STEP_TIMEOUT_S = 300.0
+_JOIN_S = 0.05
+
 
 def tune_process() -> None:
     """Set what the whole process needs for steady steps: called once where a program begins."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+_LATE = "A step of the engine has not returned in time (--step-timeout-s)."
 
 
 @dataclass(slots=True)
@@ -61,19 +71,26 @@ class _Open:
 class EngineLoop:
     """Runs an engine in a thread of its own."""
 
-    def __init__(self, engine: Engine, *, max_num_waiting: int = 256) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_num_waiting: int = 256,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+    ) -> None:
         self._engine = engine
         self._max_num_waiting = max_num_waiting
         self._wake = threading.Condition()
         # Guarded by _wake: what came in since the last step, and everything that has not ended.
         self._submitted: deque[_Open] = deque()
-        # What the engine is to let go of: whole requests (None) or single choices of them.
-        self._aborted: set[tuple[str, int | None]] = set()
+        # What the engine is to let go of, and since when: whole requests (None) or single choices.
+        self._aborted: dict[tuple[str, int | None], float] = {}
         self._forgotten: set[bytes] = set()
         self._open: dict[str, _Open] = {}
         self._is_draining = False
         self._is_stopping = False
         self._is_alive = True
+        self._watchdog = Watchdog(step_timeout_s, self._fail_late)
         self._thread = threading.Thread(target=self._run, name="insitu-engine", daemon=True)
         self._thread.start()
 
@@ -91,6 +108,8 @@ class EngineLoop:
         with self._wake:
             if self._is_draining or not self.is_alive:
                 raise _unavailable(self._is_draining)
+            if self._watchdog.is_late:
+                raise _late()
             num_open = sum(len(opened.left) for opened in self._open.values())
             if num_open + prompt.num_choices > budget.max_num_seqs + self._max_num_waiting:
                 raise _too_busy(num_open, budget.max_num_seqs)
@@ -119,8 +138,7 @@ class EngineLoop:
             opened.left -= opened.aborted
             if not opened.left:
                 del self._open[request_id]
-            self._aborted.add((request_id, choice if opened.left else None))
-            self._wake.notify_all()
+            self._let_go(request_id, choice)
 
     def forget(self, salt: bytes) -> None:
         """Wipe the blocks kept for prompts of a salt, before the next step; blocks until done."""
@@ -130,13 +148,22 @@ class EngineLoop:
             self._wake.wait_for(lambda: salt not in self._forgotten or not self._is_alive)
 
     def stats(self) -> EngineStats:
-        """Counters as they stand."""
-        scheduler = self._engine.scheduler
-        return self._engine.stats.snapshot(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(self._submitted),
-            blocks=(scheduler.pool.num_blocks, scheduler.pool.num_held),
+        """Counters and gauges as they stand."""
+        engine, pool = self._engine, self._engine.scheduler.pool
+        return EngineStats(
+            num_running=len(engine.scheduler.running),
+            num_waiting=len(engine.scheduler.waiting) + len(self._submitted),
+            num_kv_blocks=pool.num_blocks,
+            num_kv_blocks_used=pool.num_held,
+            num_sequences=engine.num_sequences,
+            num_open=len(self._open),
+            num_queued=len(self._submitted) + len(self._aborted) + len(self._forgotten),
+            counters=engine.stats.counters(),
+            histograms=engine.stats.histograms(),
             is_alive=self.is_alive,
+            step_age_s=self._watchdog.age_s,
+            is_late=self._watchdog.is_late,
+            is_lost=self._watchdog.is_lost,
         )
 
     def close(self, drain_s: float = 0.0) -> bool:
@@ -150,7 +177,10 @@ class EngineLoop:
             self._is_stopping = True
             self._wake.notify_all()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            while self._thread.is_alive() and not self._watchdog.is_late:
+                self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                self._fail_late(is_lost=True)
         return is_clean
 
     def _run(self) -> None:
@@ -159,6 +189,8 @@ class EngineLoop:
             while self._take_in():
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
+                if self._watchdog.end():
+                    self._engine.stats.count("late_steps")
         except Exception:  # a fault of our own: say so and end everything rather than hang
             logger.exception("the engine's thread ends")
             error = RequestFailed("The engine failed.")
@@ -171,17 +203,20 @@ class EngineLoop:
             self._wake.wait_for(self._has_something)
             if self._is_stopping:
                 return False
-            submitted, aborted = list(self._submitted), list(self._aborted)
+            self._watchdog.begin()
+            submitted, aborted = list(self._submitted), dict(self._aborted)
             forgotten = list(self._forgotten)
             self._submitted.clear()
         for opened in submitted:
-            self._engine.add(opened.prompt)
-        for request_id, choice in aborted:
+            self._engine.add(opened.prompt, opened.submitted_s)
+        for (request_id, choice), asked_s in aborted.items():
             self._engine.abort(request_id, choice)
+            self._engine.stats.observe("cancel_seconds", time.perf_counter() - asked_s)
         for salt in forgotten:
             self._engine.forget(salt)
         with self._wake:
-            self._aborted.difference_update(aborted)
+            for key in aborted:
+                del self._aborted[key]
             self._forgotten.difference_update(forgotten)
             if forgotten:
                 self._wake.notify_all()
@@ -199,7 +234,8 @@ class EngineLoop:
                 opened = self._open.get(output.request_id)
                 if opened is None or output.choice not in opened.left:
                     continue  # aborted while the step ran
-                self._note_first(opened)
+                if output.token is not None:
+                    self._note_first(opened)
                 by_loop.setdefault(opened.event_loop, []).append((opened, output))
                 if output.is_last:
                     opened.left.remove(output.choice)
@@ -228,6 +264,33 @@ class EngineLoop:
             for opened, _ in items:
                 self.abort(opened.prompt.request_id)
 
+    def _let_go(self, request_id: str, choice: int | None) -> None:
+        """Have the engine forget what ended early; only while holding ``_wake``."""
+        key = (request_id, choice if request_id in self._open else None)
+        self._aborted.setdefault(key, time.perf_counter())
+        self._wake.notify_all()
+
+    def _fail_late(self, is_lost: bool) -> None:
+        """End with an error what the step that does not return moves, or all when it is lost."""
+        error = RequestFailed(_LATE, code="step_timeout", status=503)
+        with self._wake:
+            late = [
+                (item.sequence.prompt.request_id, item.sequence.choice)
+                for item in self._engine.in_step
+            ]
+            if is_lost:
+                late = [
+                    (one, choice) for one, opened in self._open.items() for choice in opened.left
+                ]
+            late = [
+                (one, choice)
+                for one, choice in late
+                if one in self._open and choice in self._open[one].left
+            ]
+            self._deliver([Output(one, error=error, choice=choice) for one, choice in late])
+            for one, choice in late:
+                self._let_go(one, choice)
+
     def _end(self, error: Exception) -> None:
         with self._wake:
             self._is_alive = False
@@ -239,6 +302,7 @@ class EngineLoop:
         except Exception:  # its bookkeeping may be what broke
             logger.exception("the engine's sequences could not be freed")
         finally:
+            self._watchdog.close()
             self._engine.runner.close()
 
 
@@ -260,6 +324,10 @@ def _too_busy(num_open: int, max_num_seqs: int) -> Refusal:
         kind="rate_limit_error",
         retry_after_s=1 + num_open // (8 * max_num_seqs),
     )
+
+
+def _late() -> Refusal:
+    return Refusal(_LATE, code="step_timeout", status=503, kind="server_error", retry_after_s=5)
 
 
 def _unavailable(is_draining: bool) -> Refusal:

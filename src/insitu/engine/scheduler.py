@@ -14,6 +14,7 @@ ends; nothing that waits is overtaken by more than ``MAX_OVERTAKEN`` that came l
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -220,6 +221,9 @@ class Scheduler:
         self._copy_last_block(sequence)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
+            if sequence.submitted_s is not None:
+                waited_s = time.perf_counter() - sequence.submitted_s
+                self.stats.observe("queue_seconds", waited_s)
             if sequence.hashes is not None:
                 self.stats.count("prefix_cache_queries", len(sequence.prompt.token_ids))
                 self.stats.count("prefix_cache_hits", sequence.num_computed_tokens)

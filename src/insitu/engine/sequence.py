@@ -85,6 +85,7 @@ class Sequence:
     leader: Sequence | None = None
     hashes: HashChain | None = None
     arrival: int = 0
+    submitted_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from insitu.engine.block_pool import BlockPool
 from insitu.engine.engine import Engine
-from insitu.engine.loop import EngineLoop
+from insitu.engine.loop import STEP_TIMEOUT_S, EngineLoop
 from insitu.engine.runner import BatchRunner
 from insitu.engine.scheduler import StepBudget
 from insitu.engine.stats import Stats
@@ -22,9 +22,16 @@ if TYPE_CHECKING:
     from insitu.models.load import LoadedModel
 
 
-def start_engine(model: LoadedModel, plan: Plan, *, max_num_waiting: int = 256) -> EngineLoop:
+def start_engine(
+    model: LoadedModel,
+    plan: Plan,
+    *,
+    max_num_waiting: int = 256,
+    step_timeout_s: float = STEP_TIMEOUT_S,
+) -> EngineLoop:
     """Pack the weights, reserve the KV pool, start the thread."""
-    return EngineLoop(make_engine(model, plan), max_num_waiting=max_num_waiting)
+    engine = make_engine(model, plan)
+    return EngineLoop(engine, max_num_waiting=max_num_waiting, step_timeout_s=step_timeout_s)
 
 
 def make_native(model: LoadedModel, plan: Plan) -> Native:

@@ -1,6 +1,6 @@
 """Plain counters of what the engine did; only its thread writes them.
 
-Not here: exporting (the server's metrics read a snapshot).
+Not here: gauges (``loop`` knows them), exporting (the server's metrics read a snapshot).
 
 Always true: a counter never falls; submitted = finished + aborted + failed once idle.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from insitu.types import EngineStats, Histogram
+from insitu.measures import Histogram
 
 _COUNTERS = (
     "sequences_submitted",
@@ -22,11 +22,18 @@ _COUNTERS = (
     "sampled_tokens",
     "prefix_cache_queries",
     "prefix_cache_hits",
+    "late_steps",
+    "failed_steps",
 )
 _BOUNDS: dict[str, tuple[float, ...]] = {
     "step_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+    "step_sequences": (1, 2, 4, 8, 16, 32, 64, 128, 256),
     "step_tokens": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "step_prefill_tokens": (0, 1, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "step_decode_tokens": (0, 1, 2, 4, 8, 16, 32, 64, 128, 256),
+    "queue_seconds": (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
     "first_token_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
+    "cancel_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
 }
 
 
@@ -51,20 +58,13 @@ class Stats:
         self._counts[name][bisect_left(_BOUNDS[name], value)] += 1
         self._totals[name] += value
 
-    def snapshot(
-        self, *, num_running: int, num_waiting: int, blocks: tuple[int, int], is_alive: bool
-    ) -> EngineStats:
-        """Everything as it stands; ``blocks`` are those of the pool and those held."""
-        histograms = {
+    def histograms(self) -> dict[str, Histogram]:
+        """Every histogram as it stands."""
+        return {
             name: Histogram(bounds, tuple(self._counts[name]), self._totals[name])
             for name, bounds in _BOUNDS.items()
         }
-        return EngineStats(
-            num_running=num_running,
-            num_waiting=num_waiting,
-            num_kv_blocks=blocks[0],
-            num_kv_blocks_used=blocks[1],
-            counters=dict(self._counters),
-            histograms=histograms,
-            is_alive=is_alive,
-        )
+
+    def counters(self) -> dict[str, int]:
+        """Every counter as it stands."""
+        return dict(self._counters)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.chat import load_chat_template
 from insitu.codec.tokenizer import load_tokenizer
+from insitu.engine.loop import STEP_TIMEOUT_S
 from insitu.engine.plan import Plan, Wanted, make_plan
 from insitu.engine.start import start_engine
 from insitu.llm.preparing import Preparer
@@ -59,6 +60,7 @@ def build(
     name: str,
     aliases: tuple[str, ...] = (),
     max_num_waiting: int = MAX_NUM_WAITING,
+    step_timeout_s: float = STEP_TIMEOUT_S,
     **settings: Any,
 ) -> TextGenerator:
     """Load a model and start its engine; errors name the file, the field or the setting.
@@ -76,7 +78,9 @@ def build(
             made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
             tokenizer, template = codec.result()
             _require_rows(source, tokenizer, model)
-            loop = start_engine(model, made, max_num_waiting=max_num_waiting)
+            loop = start_engine(
+                model, made, max_num_waiting=max_num_waiting, step_timeout_s=step_timeout_s
+            )
         try:
             names = (name, *aliases)
             card = _card(source, model, made, names, digest.result(), template.is_present)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from insitu.engine.loop import EngineLoop
     from insitu.engine.plan import Plan
     from insitu.llm.preparing import Preparer
-    from insitu.types import Delta, EngineStats, ModelCard, Prepared, Request, Tokenized
+    from insitu.measures import EngineStats
+    from insitu.types import Delta, ModelCard, Prepared, Request, Tokenized
 
 _NUM_WORKERS = 2
 _SALT_PART_BYTES = 16

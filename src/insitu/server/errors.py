@@ -46,12 +46,12 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, ShuttingDown):
         return draining(1)
     if isinstance(error, RequestFailed):
-        message, code = str(error) or "The request failed.", "request_failed"
-    else:
-        # Type and place only: the text of an unforeseen error could hold a prompt.
-        logger.error("internal error: %s at %s", type(error).__name__, _place(error))
-        message, code = "Internal error; the server goes on.", "internal_error"
-    return Refusal(message, status=500, kind="server_error", code=code)
+        message = str(error) or "The request failed."
+        return Refusal(message, status=error.status, kind="server_error", code=error.code)
+    # Type and place only: the text of an unforeseen error could hold a prompt.
+    logger.error("internal error: %s at %s", type(error).__name__, _place(error))
+    message = "Internal error; the server goes on."
+    return Refusal(message, status=500, kind="server_error", code="internal_error")
 
 
 def _place(error: Exception) -> str:

@@ -24,9 +24,10 @@ from insitu.server.record import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from insitu.measures import EngineStats
+    from insitu.measures import Histogram as EngineHistogram
     from insitu.server.record import Record
-    from insitu.types import EngineStats, Generator
-    from insitu.types import Histogram as EngineHistogram
+    from insitu.types import Generator
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias
 
-from insitu.catalog import hub, url, wheel
+from insitu.catalog import hub, local, url, wheel
 from insitu.catalog.errors import (
     BadSourceError,
     CatalogError,
@@ -170,11 +170,8 @@ def _fetch(source: Source, work: Path, staging: Path, told: Progress) -> None:
     elif isinstance(source, hub.HubSource):
         told.begin(f"downloading {source.file}", None)
         hub.fetch(source, staging)
-    elif source.is_dir():
-        shutil.copytree(source, staging, dirs_exist_ok=True)
     else:
-        told.begin(f"copying {source.name}", source.stat().st_size)
-        shutil.copyfile(source, staging / source.name)
+        local.fetch(source, staging, told)
 
 
 def _verified(source: Source, name: str, folder: Path, told: Progress) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tiny_model import write_gguf, write_safetensors
@@ -11,6 +11,9 @@ from tiny_model import write_gguf, write_safetensors
 from insitu.catalog.errors import BadSourceError
 from insitu.catalog.pull import pull
 from insitu.weights.source import open_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_link_to_a_device_is_refused(tmp_path: Path) -> None:

@@ -29,14 +29,20 @@ bool always() { return true; }
 
 #if defined(__x86_64__)
 
-// The builtins also ask whether the operating system saves the registers.
+struct CpuId { unsigned a, b, c, d; };
+CpuId cpu_id(unsigned leaf, unsigned subleaf) {
+  CpuId r{};
+  return __get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d) ? r : CpuId{};
+}
+
+// The builtins also ask whether the operating system saves the registers; clang 14 lacks one for f16c.
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  constexpr unsigned kF16c = 1u << 29;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (cpu_id(1, 0).c & kF16c);
 }
 bool has_avx2vnni() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kAvxVnni = 1u << 4;
-  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvxVnni);
+  return has_avx2() && (cpu_id(7, 1).a & kAvxVnni);
 }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -146,7 +146,9 @@ static inline int32_t nearest_int(float x) {
   if (!(magnitude < 2147483648.0f)) return INT32_MIN;
   // Adding and taking away 2^23 rounds to an integer, to nearest even.
   const float whole = magnitude < 8388608.0f ? (magnitude + 8388608.0f) - 8388608.0f : magnitude;
-  return static_cast<int32_t>(x < 0 ? -whole : whole);
+  // Negated as an integer: gcc 12 would make float(int(-0.25f)) a truncation, which keeps -0.
+  const auto integer = static_cast<int32_t>(whole);
+  return x < 0 ? -integer : integer;
 }
 static inline i32x16 to_int(f32x16 a) {
   return ieach([&](int i) { return nearest_int(a.v[i]); });

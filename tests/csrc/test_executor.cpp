@@ -111,9 +111,10 @@ Chosen sample(Executor& executor, const Step& last, const Batch& batch) {
   return c;
 }
 
-// Cut 0: each sequence whole. Others: chunks of up to 13 tokens, sequences side by side as they come.
+// Cut 0: each sequence whole. Others: chunks of up to 13 tokens, sequences side by side as they come,
+// and operators fused.
 Outcome run(const Shape& shape, const KernelTable& table, int num_threads, int cut) {
-  const TinyDecoder decoder(shape, kLimits, table);
+  const TinyDecoder decoder(shape, kLimits, table, cut > 0);
   Executor executor(decoder.spec, shape.kv(), kLimits, num_threads, table);
   Outcome outcome(shape.vocab);
   Random rng{static_cast<uint64_t>(cut)};

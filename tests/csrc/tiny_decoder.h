@@ -21,13 +21,16 @@ struct Shape {
 
 class TinyDecoder {
  public:
-  TinyDecoder(const Shape& shape, const Limits& limits, const KernelTable& table)
-      : shape_(shape), limits_(limits), table_(table) {
+  // Fused: norms and gates write int8 rows themselves, as the passes of kernels/passes.py leave them.
+  TinyDecoder(const Shape& shape, const Limits& limits, const KernelTable& table, bool is_fused)
+      : shape_(shape), limits_(limits), table_(table), is_fused_(is_fused) {
     record();
   }
   ProgramSpec spec{};
 
  private:
+  using Segments = std::initializer_list<std::pair<BlockType, int>>;
+
   TensorRef place(int width, size_t bytes, bool is_logit_rows, bool is_quantized) {
     const TensorRef t{spec.arena_bytes, width, 0, width, is_logit_rows, is_quantized};
     spec.arena_bytes += align_up(bytes);
@@ -51,7 +54,7 @@ class TinyDecoder {
     return spec.ops.back();
   }
 
-  int weight(std::initializer_list<std::pair<BlockType, int>> segments, int k, bool has_bias) {
+  int weight(Segments segments, int k, bool has_bias) {
     RawLinear linear;
     for (const auto& [type, n] : segments) {
       raw_.push_back(random_rows(rng_, type, n, k));
@@ -62,43 +65,70 @@ class TinyDecoder {
     return static_cast<int>(spec.linears.size()) - 1;
   }
 
-  static int group_of(BlockType type) { return block_inputs(type) == 1 ? 0 : block_inputs(type); }
+  // The one form a norm before these may write itself; 0: floats.
+  int fused_group(Segments segments) const {
+    const int first = activation_group(segments.begin()->first);
+    const auto is_like = [&](const auto& s) { return activation_group(s.first) == first; };
+    return is_fused_ && std::all_of(segments.begin(), segments.end(), is_like) ? first : 0;
+  }
 
-  TensorRef linear(TensorRef x, std::initializer_list<std::pair<BlockType, int>> segments, bool has_bias,
-                   const TensorRef* residual) {
+  Operator& multiply(TensorRef x, Segments segments, bool has_bias, TensorRef out) {
     std::vector<int> groups;
     std::vector<TensorRef> inputs;
-    int width = 0;
     for (const auto& [type, n] : segments) {
-      width += n;
-      const int group = group_of(type);
+      const int group = activation_group(type);
       if (std::count(groups.begin(), groups.end(), group)) continue;
       groups.push_back(group);
-      inputs.push_back(group ? quantize(x, group) : x);
+      inputs.push_back(group && !x.is_quantized ? quantize(x, group) : x);
     }
     const int index = weight(segments, x.width, has_bias);
-    if (residual) inputs.push_back(*residual);
-    const TensorRef out = tensor(width, x.is_logit_rows);
     Operator& op = add(OpKind::Linear, inputs, out);
     op.linear = index;
     op.groups = groups;
+    return op;
+  }
+  TensorRef linear(TensorRef x, Segments segments, bool has_bias, const TensorRef* residual) {
+    int width = 0;
+    for (const auto& [type, n] : segments) width += n;
+    const TensorRef out = tensor(width, x.is_logit_rows);
+    Operator& op = multiply(x, segments, has_bias, out);
+    if (residual) op.inputs.push_back(*residual);
     op.has_residual = residual != nullptr;
     return out;
   }
+  // silu(gate) * up, as `down` will take it.
+  TensorRef gated(TensorRef x) {
+    const Segments up = {{shape_.up, shape_.inner}, {shape_.up, shape_.inner}};
+    const TensorRef h = norm(x, fused_group(up));
+    if (!is_fused_) {
+      const TensorRef both = linear(h, up, false, nullptr), out = tensor(shape_.inner);
+      add(OpKind::Gated, {both}, out);
+      return out;
+    }
+    const bool is_quantized = activation_group(shape_.down) == 32;
+    const TensorRef out = is_quantized ? quantized(shape_.inner, 32, false) : tensor(shape_.inner);
+    Operator& op = multiply(h, up, false, out);
+    op.is_gated = true;
+    op.group = is_quantized ? 32 : 0;
+    return out;
+  }
+  TensorRef quantized(int width, int group, bool is_logit_rows) {
+    return place(width, table_.quantized_bytes(max_rows(is_logit_rows), width, group), is_logit_rows, true);
+  }
   TensorRef quantize(TensorRef x, int group) {
-    const size_t bytes = table_.quantized_bytes(max_rows(x.is_logit_rows), x.width, group);
-    const TensorRef out = place(x.width, bytes, x.is_logit_rows, true);
+    const TensorRef out = quantized(x.width, group, x.is_logit_rows);
     add(OpKind::QuantizeRows, {x}, out).group = group;
     return out;
   }
-  TensorRef norm(TensorRef x) {
+  TensorRef norm(TensorRef x, int group) {
     std::vector<float> weights(x.width);
     for (float& w : weights) w = 1.0f + 0.25f * rng_.unit();
     spec.vectors.push_back(weights);
-    const TensorRef out = tensor(x.width, x.is_logit_rows);
+    const TensorRef out = group ? quantized(x.width, group, x.is_logit_rows) : tensor(x.width, x.is_logit_rows);
     Operator& op = add(OpKind::RmsNorm, {x}, out);
     op.vector = static_cast<int>(spec.vectors.size()) - 1;
     op.eps = 1e-5f;
+    op.group = group;
     return out;
   }
   void rope(TensorRef x, TensorRef angles, int heads) {
@@ -134,27 +164,28 @@ class TinyDecoder {
     angles.theta = 10000.0;
     angles.dim = s.head_dim;
     for (int layer = 0; layer < s.layers; layer++) {
-      const TensorRef qkv = linear(norm(x), {{s.q, width}, {s.k, kv_width}, {s.v, kv_width}}, true, nullptr);
+      const Segments types = {{s.q, width}, {s.k, kv_width}, {s.v, kv_width}};
+      const TensorRef qkv = linear(norm(x, fused_group(types)), types, true, nullptr);
       x = linear(attention(qkv, layer), {{s.o, s.hidden}}, false, &x);
-      const TensorRef up = linear(norm(x), {{s.up, s.inner}, {s.up, s.inner}}, false, nullptr);
-      const TensorRef gated = tensor(s.inner);
-      add(OpKind::Gated, {up}, gated);
+      const TensorRef h = gated(x);
       if (layer % 2 == 0) {
-        x = linear(gated, {{s.down, s.hidden}}, false, &x);
+        x = linear(h, {{s.down, s.hidden}}, false, &x);
         continue;
       }
-      const TensorRef sum = tensor(s.hidden), down = linear(gated, {{s.down, s.hidden}}, false, nullptr);
+      const TensorRef sum = tensor(s.hidden), down = linear(h, {{s.down, s.hidden}}, false, nullptr);
       add(OpKind::Add, {x, down}, sum);
       x = sum;
     }
     const TensorRef rows = tensor(s.hidden, true);
     add(OpKind::Take, {x}, rows);
-    spec.logits = linear(norm(rows), {{s.head, s.vocab}}, false, nullptr);
+    const Segments head = {{s.head, s.vocab}};
+    spec.logits = linear(norm(rows, fused_group(head)), head, false, nullptr);
   }
 
   const Shape shape_;
   const Limits limits_;
   const KernelTable& table_;
+  const bool is_fused_;
   Random rng_;
   std::vector<std::vector<uint8_t>> raw_;
   TensorRef angles_;

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -148,7 +150,7 @@ def unpack_folder(wheel: Path, prefix: str, at_most_bytes: int, staging: Path) -
 def _opened(wheel: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(wheel)
-    except (zipfile.BadZipFile, OSError) as error:
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise BadWheelError(f"{wheel.name} is not a readable wheel: {error}") from error
 
 
@@ -175,6 +177,6 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, at_most: int, out: IO
                 if done > at_most:
                     raise BadWheelError(f"{info.filename} is larger than the catalogue announces.")
                 out.write(chunk)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
         raise BadWheelError(f"{info.filename} cannot be read from the wheel: {error}") from error
     return done

@@ -197,6 +197,9 @@ class Settings:
     max_num_waiting: int = _setting(
         256, INTEGER(0, 1_000_000), "Most sequences that wait; a request beyond is a 429."
     )
+    request_timeout_s: float = _setting(
+        0.0, SECONDS, "Longest that a request may take, in the queue included; 0: no limit."
+    )
     step_timeout_s: float = _setting(
         300.0, SECONDS, "A step that takes longer ends its requests with an error; 0: no limit."
     )

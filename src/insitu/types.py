@@ -84,6 +84,12 @@ class RequestFailed(Exception):
         self.status = status
 
 
+def request_timed_out(timeout_s: float) -> RequestFailed:
+    """The failure of a request that took longer than it may."""
+    message = f"The request took longer than {timeout_s:g} s."
+    return RequestFailed(message, code="request_timeout", status=504)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call an assistant message made earlier: its id, the tool's name, arguments as JSON text."""
@@ -206,7 +212,7 @@ class Request:
     ``prompt`` is text, or token ids (any of the vocabulary). ``parse_special`` lets a prompt's text
     spell control tokens; in a chat only the template's own characters ever can. Computed prompts
     are shared within a tenant, and with ``cache_salt`` only where it is the same. A lower
-    ``priority`` runs earlier.
+    ``priority`` runs earlier. What takes longer than ``timeout_s`` ends with ``request_timed_out``.
     """
 
     request_id: str
@@ -226,7 +232,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request turned into ids and ready to run; ``max_tokens`` and ``seed`` are resolved."""
+    """A request turned into ids and ready to run; ``max_tokens`` and ``seed`` are resolved.
+
+    ``prepare_s`` is the part of the request's ``timeout_s`` that is already spent.
+    """
 
     request: Request
     prompt_ids: tuple[int, ...]
@@ -234,6 +243,7 @@ class Prepared:
     seed: int
     prompt_text: str | None = None
     warnings: tuple[str, ...] = ()
+    prepare_s: float = 0.0
 
     @property
     def num_prompt_tokens(self) -> int:

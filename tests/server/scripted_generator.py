@@ -67,6 +67,8 @@ class Scripted:
     callers: list[Caller] = field(default_factory=list)
     num_running: int = 0
     is_alive: bool = True
+    is_late: bool = False
+    is_lost: bool = False
 
     async def prepare(self, request: Request) -> Prepared:
         self.asked.append(request)
@@ -148,4 +150,7 @@ class Scripted:
             counters={"steps": 3},
             histograms={"step_seconds": Histogram((0.1, 1.0), (1, 2, 0), 0.5)},
             is_alive=self.is_alive,
+            step_age_s=400.0 * self.is_late,
+            is_late=self.is_late,
+            is_lost=self.is_lost,
         )

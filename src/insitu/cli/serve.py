@@ -81,6 +81,7 @@ def server_options(settings: Settings) -> ServerOptions:
         cors_origins=settings.cors_origin,
         authenticate=authenticate,
         max_body_bytes=settings.max_body_bytes,
+        request_timeout_s=settings.request_timeout_s or None,
         drain_grace_s=settings.drain_grace_s,
         on_ready=_say_ready,
     )

@@ -10,13 +10,15 @@ request; a stream ends with a finish reason or raises.
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
 from insitu.engine.sequence import Output, Prompt
 from insitu.llm.answer import Answers
-from insitu.types import Caller, RequestFailed
+from insitu.types import Caller, RequestFailed, request_timed_out
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -57,7 +59,14 @@ class TextGenerator:
 
     async def prepare(self, request: Request) -> Prepared:
         """Turn a request into ids, or raise ``Refusal``."""
-        return await self._off_loop(self.preparer.prepare, request)
+        started_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                prepared = await self._off_loop(self.preparer.prepare, request)
+        except TimeoutError:
+            assert request.timeout_s is not None
+            raise request_timed_out(request.timeout_s) from None
+        return replace(prepared, prepare_s=time.perf_counter() - started_s)
 
     async def stream(self, prepared: Prepared, caller: Caller) -> AsyncIterator[Delta]:
         """Yield deltas until every choice finished; closing the iterator aborts the request."""
@@ -69,9 +78,8 @@ class TextGenerator:
         self._inboxes[request_id] = inbox
         timer = None
         if timeout_s is not None:
-            timer = event_loop.call_later(
-                timeout_s, _fail, inbox, request_id, f"The request took longer than {timeout_s} s."
-            )
+            left_s = timeout_s - prepared.prepare_s
+            timer = event_loop.call_later(left_s, self._expire, request_id, timeout_s)
         try:
             while not answers.is_finished:
                 output = await inbox.get()
@@ -106,9 +114,7 @@ class TextGenerator:
         self._loop.abort(request_id, choice)
         if choice is not None:
             return
-        inbox = self._inboxes.get(request_id)
-        if inbox is not None:
-            _fail(inbox, request_id, "The request was aborted.")
+        self._fail(request_id, RequestFailed("The request was aborted."))
 
     async def tokenize(self, request: Request) -> Tokenized:
         """Ids of a prompt or of rendered messages, without running anything."""
@@ -124,7 +130,7 @@ class TextGenerator:
 
     def stats(self) -> EngineStats:
         """Counters as they stand."""
-        return self._loop.stats()
+        return replace(self._loop.stats(), num_streams=len(self._inboxes))
 
     def close(self, drain_s: float = 0.0) -> bool:
         """Refuse what is new, let the rest finish for ``drain_s``, then end it with an error.
@@ -134,6 +140,15 @@ class TextGenerator:
         is_clean = self._loop.close(drain_s)
         self._workers.shutdown(cancel_futures=True)
         return is_clean
+
+    def _expire(self, request_id: str, timeout_s: float) -> None:
+        self._loop.abort(request_id)
+        self._fail(request_id, request_timed_out(timeout_s))
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        inbox = self._inboxes.get(request_id)
+        if inbox is not None:
+            inbox.put_nowait(Output(request_id, error=error))
 
     async def _off_loop(self, function: Callable[[T], R], argument: T) -> R:
         running = asyncio.get_running_loop()
@@ -170,7 +185,3 @@ def _salt(tenant: str | None, cache_salt: str | None = None) -> bytes:
     """Begins alike for all of a tenant's requests; the client's own part only ever narrows it."""
     parts = [repr(tenant)] if cache_salt is None else [repr(tenant), repr((tenant, cache_salt))]
     return b"".join(blake2b(p.encode(), digest_size=_SALT_PART_BYTES).digest() for p in parts)
-
-
-def _fail(inbox: asyncio.Queue[Output], request_id: str, message: str) -> None:
-    inbox.put_nowait(Output(request_id, error=RequestFailed(message)))

@@ -6,7 +6,9 @@ way out; a stream that fails carries an ``error`` event and no finish reason, th
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -40,6 +42,7 @@ async def prepare(request: Request, asked: Asked, *, limit: str = "max_tokens") 
     service = service_of(request)
     record = record_of(request.scope)
     record.generation_id = asked.request_id
+    asked = _timed(asked, service.options.request_timeout_s)
     try:
         prepared = await service.generator.prepare(asked)
     except Refusal as refusal:
@@ -51,6 +54,16 @@ async def prepare(request: Request, asked: Asked, *, limit: str = "max_tokens") 
     record.model = service.generator.describe().name
     record.prompt_tokens = prepared.num_prompt_tokens
     return prepared
+
+
+def _timed(asked: Asked, limit_s: float | None) -> Asked:
+    """Give a request the server's time where it has none of its own."""
+    if limit_s is None:
+        return asked
+    if asked.timeout_s is not None and asked.timeout_s > limit_s:
+        message = f"timeout must be at most {limit_s:g} s, which every request here may take."
+        raise Refusal(message, param="timeout", code="invalid_value")
+    return replace(asked, timeout_s=asked.timeout_s or limit_s)
 
 
 async def answer(
@@ -121,18 +134,25 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, then close the feed."""
         try:
-            await self._send_all(send)
-        except ClientGone:
-            self._record.outcome = Outcome.CANCELLED
-        except Exception as error:
-            self._record.outcome = Outcome.FAILED
-            last = event(error_body(as_refusal(error))) + _DONE
-            await send({"type": "http.response.body", "body": last, "more_body": False})
-        except BaseException:
-            self._record.outcome = Outcome.CANCELLED
-            raise
+            async with asyncio.timeout(None) as limit:
+                self._feed.flush_within(limit)
+                await self._send_to_the_end(send)
+        except TimeoutError:  # it was stopped, and its client does not even read that
+            if self._feed.error is not None:
+                self._record.note_error(self._feed.error)
         finally:
             await self._feed.close()
+
+    async def _send_to_the_end(self, send: Send) -> None:
+        try:
+            await self._send_all(send)
+        except ClientGone as error:
+            self._record.note_error(error)
+        except Exception as error:
+            self._record.note_error(error)
+            self._record.outcome = self._record.outcome or Outcome.FAILED
+            last = event(error_body(as_refusal(error))) + _DONE
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

@@ -54,6 +54,7 @@ def routes() -> list[Route]:
         Route("/v1/tokenize", tokenize.tokenize, methods=["POST"]),
         Route("/v1/detokenize", tokenize.detokenize, methods=["POST"]),
         Route("/health", status.ready),
+        Route("/health/ready", status.ready),
         Route("/health/live", status.live),
         Route("/metrics", status.metrics),
         Route("/openapi.json", status.openapi),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from insitu.server.options import Authenticate
 
-OPEN_PATHS = frozenset({"/health", "/health/live"})
+OPEN_PATHS = frozenset({"/health", "/health/ready", "/health/live"})
 
 
 def identify(

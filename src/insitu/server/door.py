@@ -14,7 +14,7 @@ from starlette.responses import Response
 from insitu.server.auth import identify
 from insitu.server.errors import ClientGone, as_refusal, draining, error_answer
 from insitu.server.guard import Guard, check_head, values_of
-from insitu.server.record import SCOPE_KEY, Outcome, Record, request_id_from
+from insitu.server.record import SCOPE_KEY, Cause, Record, request_id_from
 from insitu.server.service import unknown_model
 from insitu.types import Refusal
 
@@ -32,6 +32,7 @@ _KNOWN_PATHS = _WORK_PATHS | {
     "/v1/models",
     "/health",
     "/health/live",
+    "/health/ready",
     "/metrics",
     "/openapi.json",
 }
@@ -67,7 +68,8 @@ class Door:
         try:
             await self._answer(scope, receive, self._named(scope, record, send))
         except BaseException:
-            record.outcome = record.outcome or Outcome.CANCELLED
+            is_draining = self._service.lifecycle.is_draining
+            record.cancel(Cause.DRAIN if is_draining else Cause.DISCONNECT)
             raise
         finally:
             record.settle()
@@ -114,14 +116,15 @@ class Door:
                     await self._app(scope, receive, watched)
             else:
                 await self._app(scope, receive, watched)
-        except ClientGone:
-            scope[SCOPE_KEY].outcome = Outcome.CANCELLED
+        except ClientGone as error:
+            scope[SCOPE_KEY].note_error(error)
             if not has_started:
                 # Nobody is there to read it, but the protocol wants an answer.
                 await Response(status_code=400)(scope, receive, watched)
         except Exception as error:
             if has_started:
                 raise
+            scope[SCOPE_KEY].note_error(error)
             await error_answer(as_refusal(error))(scope, receive, watched)
 
     def _admit(self, scope: Scope) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from insitu.server.record import Record
     from insitu.types import Delta
 
+# What a client gets to take in how its request was ended.
+_FLUSH_S = 5.0
+
 
 class Feed:
     """Takes deltas in as fast as they are made; hands them on as fast as the client reads."""
@@ -30,10 +33,11 @@ class Feed:
         self._record = record
         self._lifecycle = lifecycle
         self._ready: list[Delta] = []
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._is_over = False
         self._wake = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._flush: asyncio.Timeout | None = None
 
     def open(self, receive: Receive) -> None:
         """Begin to run the request, watching for the client's disconnect."""
@@ -63,17 +67,33 @@ class Feed:
                 return
 
     def stop(self, error: Exception) -> None:
-        """End the request now, for this reason; the first reason stands."""
+        """End the request now, for this reason; the first reason stands.
+
+        It is aborted at once, even where a client that does not read holds up what was ready.
+        """
         if not self._is_over:
-            self._error, self._is_over = error, True
+            self.error, self._is_over = error, True
             self._wake.set()
+            pump = self._tasks[0] if self._tasks else None
+            if pump is not None and pump is not asyncio.current_task():
+                pump.cancel()
+            self._limit_flush()
+
+    def flush_within(self, limit: asyncio.Timeout) -> None:
+        """Let ``limit`` run from when the request is stopped: a client may not read for ever."""
+        self._flush = limit
+        self._limit_flush()
+
+    def _limit_flush(self) -> None:
+        if self._flush is not None and self.error is not None:
+            self._flush.reschedule(asyncio.get_running_loop().time() + _FLUSH_S)
 
     async def settle(self, timeout_s: float) -> None:
         """Wait a little for the first delta, so that an early refusal still has its status."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), timeout_s)
-        if self._error is not None and not self._ready:
-            raise self._error
+        if self.error is not None and not self._ready:
+            raise self.error
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
         """Yield all that is ready, as often as something is; raise what ended it early."""
@@ -85,8 +105,8 @@ class Feed:
                 yield batch
             if self._is_over and not self._ready:
                 break
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     async def close(self) -> None:
         """Abort what still runs and let go of everything."""

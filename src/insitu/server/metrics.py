@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from insitu.server.record import Outcome
+from insitu.server.record import Cause, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,6 +48,12 @@ class Metrics:
             "insitu_requests",
             "Requests ended, by outcome.",
             ("route", "outcome"),
+            registry=registry,
+        )
+        self._cancelled = Counter(
+            "insitu_requests_cancelled",
+            "Requests cancelled, by cause.",
+            ("cause",),
             registry=registry,
         )
         self._prompt_tokens = Counter(
@@ -84,6 +90,8 @@ class Metrics:
         registry.register(_EngineCollector(generator))
         for outcome in Outcome:
             self._duration.labels(outcome.value)
+        for cause in Cause:
+            self._cancelled.labels(cause.value)
 
     def note_first_token(self, ttft_s: float, num_prompt_tokens: int) -> None:
         """A request's first token came."""
@@ -106,6 +114,8 @@ class Metrics:
         """A request for a generation ended, one way or another."""
         outcome = record.settle()
         self._ended.labels(record.route, outcome.value).inc()
+        if record.cause is not None:
+            self._cancelled.labels(record.cause.value).inc()
         self._duration.labels(outcome.value).observe(record.duration_s)
         is_single = outcome is Outcome.COMPLETED and len(record.choices) == 1
         if is_single and record.completion_tokens > 1 and record.last_delta_s:

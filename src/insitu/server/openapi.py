@@ -43,6 +43,7 @@ _REASONS = {
     431: "The headers are too long.",
     500: "The request failed inside.",
     503: "Not serving now.",
+    504: "The request took longer than it may.",
 }
 _EVERYWHERE = (400, 403, 431, 500, 503)
 _OF_BODIES = (404, 408, 413, 415, 429)
@@ -101,6 +102,7 @@ OPERATIONS = (
         answers.DetokenizeAnswer,
     ),
     Operation("/health", "ready", "Ready for work.", answer=answers.Status, is_open=True),
+    Operation("/health/ready", "isReady", "Ready for work.", answer=answers.Status, is_open=True),
     Operation("/health/live", "live", "Alive.", answer=answers.Status, is_open=True),
     Operation("/metrics", "metrics", "Prometheus metrics.", media_type="text/plain"),
     Operation("/openapi.json", "openapi", "This document."),
@@ -169,6 +171,8 @@ def _operation(operation: Operation, *, has_keys: bool) -> dict[str, Any]:
     statuses = set(_EVERYWHERE)
     if operation.bodies:
         statuses |= set(_OF_BODIES)
+    if operation.chunk is not None:
+        statuses.add(504)
     if operation.path.endswith("}"):
         statuses.add(404)
     if has_keys and not operation.is_open:

@@ -48,6 +48,7 @@ class ServerOptions:
     max_header_bytes: int = 64 * 2**10
     body_timeout_s: float = 30.0
     keep_alive_timeout_s: float = 30.0
+    request_timeout_s: float | None = None
     drain_grace_s: float = 30.0
     retry_after_s: int = 5
     on_ready: Callable[[str], None] = write_line

@@ -1,7 +1,7 @@
 """What is known about one HTTP request: enough to count it and to write its log line.
 
 Not here: prompts, answers or keys; a record could not hold them. Always true: an outcome is given
-once, and what was cancelled stays cancelled whatever status follows.
+once, what was cancelled has a cause and stays cancelled whatever status follows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from insitu.types import Caller
+from insitu.server.errors import ClientGone, ShuttingDown
+from insitu.types import Caller, RequestFailed
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -53,6 +54,14 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
+class Cause(StrEnum):
+    """Why a request was cancelled: its client left, its time was over, or the server's was."""
+
+    DISCONNECT = "disconnect"
+    TIMEOUT = "timeout"
+    DRAIN = "drain"
+
+
 @dataclass(slots=True)
 class ChoiceRecord:
     """How far one choice of a request has come."""
@@ -75,6 +84,7 @@ class Record:
     model: str | None = None
     status: int | None = None
     outcome: Outcome | None = None
+    cause: Cause | None = None
     prompt_tokens: int | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -102,6 +112,18 @@ class Record:
         self.metrics.note_tokens(num_tokens)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
+
+    def note_error(self, error: Exception) -> None:
+        """Take in what ended the request early; the first error stands."""
+        if self.outcome is None and (cause := _cause_of(error)) is not None:
+            self.cancel(cause)
+        elif self.outcome is None and isinstance(error, RequestFailed):
+            self.outcome = Outcome.FAILED
+
+    def cancel(self, cause: Cause) -> None:
+        """The request is over without its answer; the first cause stands."""
+        if self.outcome is None:
+            self.outcome, self.cause = Outcome.CANCELLED, cause
 
     def settle(self) -> Outcome:
         """Give the outcome that follows from the status, unless one was given."""
@@ -131,6 +153,7 @@ class Record:
             "model": self.model,
             "status": self.status,
             "outcome": self.outcome,
+            "cause": self.cause,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "cached_tokens": self.cached_tokens,
@@ -140,6 +163,16 @@ class Record:
             "tenant": self.caller.tenant,
         }
         logger.info("%s", json.dumps(line, separators=(",", ":")))
+
+
+def _cause_of(error: Exception) -> Cause | None:
+    if isinstance(error, ClientGone):
+        return Cause.DISCONNECT
+    if isinstance(error, ShuttingDown):
+        return Cause.DRAIN
+    if isinstance(error, RequestFailed) and error.code == "request_timeout":
+        return Cause.TIMEOUT
+    return None
 
 
 def request_id_from(headers: list[tuple[bytes, bytes]]) -> str:

@@ -259,6 +259,7 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
             sampling=self.sampling(limits.pop() if limits else None, logprobs),
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
+            timeout_s=self.timeout,
             **self.chat_words(),
         )
 

@@ -85,4 +85,5 @@ class CompletionRequest(SamplingFields):
             sampling=self.sampling(max_tokens, self.logprobs),
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
+            timeout_s=self.timeout,
         )

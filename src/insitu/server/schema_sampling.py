@@ -105,6 +105,9 @@ class SamplingFields(Wire):
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
         None, description="Lower runs earlier; 0 when absent."
     )
+    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        None, description="Seconds after which the request fails; at most the server's own limit."
+    )
 
     @property
     def has_usage_chunk(self) -> bool:

@@ -1,4 +1,4 @@
-"""GET /health, /health/live, /metrics and /openapi.json: the server about itself."""
+"""GET /health, /health/ready, /health/live, /metrics and /openapi.json: the server about itself."""
 
 from __future__ import annotations
 
@@ -21,20 +21,36 @@ def _engine_stopped() -> Refusal:
     )
 
 
+def _engine_late(age_s: float) -> Refusal:
+    return Refusal(
+        f"A step of the engine has not returned for {age_s:.0f} s.",
+        status=503,
+        kind="server_error",
+        code="step_timeout",
+        retry_after_s=5,
+    )
+
+
 async def ready(request: Request) -> Response:
     """Whether a new request would be taken: not while draining, not without an engine."""
     service = service_of(request)
     if service.lifecycle.is_draining:
         raise draining(service.options.retry_after_s)
-    if not service.generator.stats().is_alive:
+    stats = service.generator.stats()
+    if not stats.is_alive:
         raise _engine_stopped()
+    if stats.is_late:
+        raise _engine_late(stats.step_age_s)
     return JSONAnswer({"status": "ready"})
 
 
 async def live(request: Request) -> Response:
-    """Whether the process works at all; a drain does not end that."""
-    if not service_of(request).generator.stats().is_alive:
+    """Whether it can still answer without a restart; a drain does not end that."""
+    stats = service_of(request).generator.stats()
+    if not stats.is_alive:
         raise _engine_stopped()
+    if stats.is_lost:
+        raise _engine_late(stats.step_age_s)
     return JSONAnswer({"status": "live"})
 
 

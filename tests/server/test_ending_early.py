@@ -1,0 +1,257 @@
+"""Requests that end before their answer does: time over, client gone, server going; and health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from server.asking import BASE, CHAT, TEXT, ask, chat_body, error_of, post, text_body
+from server.dictated import chat, dictated
+from server.scripted_generator import Scripted
+from server.test_door import cancel_after_first_byte, sample, scrape
+
+from insitu.llm.preparing import Preparer
+from insitu.server import feed
+from insitu.server.app import create_app
+from insitu.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from starlette.applications import Starlette
+
+    from insitu.llm.text_generator import TextGenerator
+
+STEP_S = 0.25  # far more than a step of the tiny model takes
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Iterator[TextGenerator]:
+    how: dict[str, Any] = {"is_endless": True, "max_model_len": 400_000}
+    with dictated(tmp_path, [b"a"], settings={"max_num_seqs": 2}, **how) as made:
+        yield made
+
+
+def client_of(app: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE)
+
+
+async def until_idle(generator: TextGenerator, limit_s: float = STEP_S) -> None:
+    """Wait until nothing is held and nothing is known of any request."""
+    end_s = time.monotonic() + limit_s
+    while True:
+        stats = generator.stats()
+        left = (
+            stats.num_kv_blocks_used,
+            stats.num_sequences,
+            stats.num_open,
+            stats.num_queued,
+            stats.num_streams,
+        )
+        if not any(left):
+            return
+        assert time.monotonic() < end_s, left
+        await asyncio.sleep(0.005)
+
+
+async def never_reads(app: Starlette, body: dict[str, Any], begun: asyncio.Event) -> None:
+    """Call the app as a client that keeps its connection and stops reading."""
+    parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return parts.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        if b'"content":"a"' in message.get("body", b""):
+            begun.set()
+            await asyncio.Event().wait()
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "raw_path": CHAT.encode(),
+        "query_string": b"",
+        "headers": headers,
+        "scheme": "http",
+        "http_version": "1.1",
+        "root_path": "",
+    }
+    await app(scope, receive, send)
+
+
+def test_a_timeout_ends_a_request_with_its_name_and_gives_its_blocks_back(
+    generator: TextGenerator,
+) -> None:
+    async def run() -> str:
+        app = create_app(generator, ServerOptions())
+        async with client_of(app) as client:
+            asked_s = time.monotonic()
+            whole = await client.post(CHAT, json=chat(timeout=0.2))
+            assert 0.2 <= time.monotonic() - asked_s < 0.2 + STEP_S
+            assert whole.status_code == 504
+            error = error_of(whole)
+            assert (error["code"], error["param"]) == ("request_timeout", None)
+            assert error["message"] == "The request took longer than 0.2 s."
+            await until_idle(generator)
+            stream = await client.post(CHAT, json=chat(timeout=0.2, stream=True, n=2))
+            await until_idle(generator)
+            assert stream.status_code == 200
+            assert stream.text.count('"content":"a"') > 2
+            *_, last, done, rest = stream.text.split("\n\n")
+            assert json.loads(last[6:])["error"]["code"] == "request_timeout"
+            assert (done, rest) == ("data: [DONE]", "")
+            assert '"finish_reason":"' not in stream.text
+            in_time = await client.post(CHAT, json=chat(timeout=60, max_tokens=3))
+            assert in_time.json()["choices"][0]["finish_reason"] == "length"
+            return await scrape(client)
+
+    text = asyncio.run(run())
+    assert sample(text, "insitu_requests_cancelled_total", cause="timeout") == 2
+    assert sample(text, "insitu_requests_total", outcome="cancelled") == 2
+    assert sample(text, "insitu_requests_total", outcome="completed") == 1
+
+
+def test_what_waits_in_the_queue_times_out_too(generator: TextGenerator) -> None:
+    async def run() -> None:
+        app = create_app(generator, ServerOptions())
+        async with client_of(app) as client:
+            running = [asyncio.create_task(client.post(CHAT, json=chat(timeout=1.5))) for _ in "ab"]
+            while generator.stats().num_running < 2:
+                await asyncio.sleep(0.002)
+            waited = await client.post(CHAT, json=chat(timeout=0.1, stream=True))
+            assert not any(one.done() for one in running)
+            # Its headers waited for a first delta, so it still has its status.
+            assert waited.status_code == 504
+            await asyncio.sleep(STEP_S)
+            assert generator.stats().num_waiting == 0
+            assert generator.stats().num_running == 2
+            assert [(await one).status_code for one in running] == [504, 504]
+
+    asyncio.run(run())
+
+
+def test_preparing_is_part_of_the_time(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Preparer.prepare
+
+    def slowly(self: Preparer, request: Any) -> Any:
+        time.sleep(0.15)
+        return prepare(self, request)
+
+    monkeypatch.setattr(Preparer, "prepare", slowly)
+    assert post(CHAT, chat(timeout=0.05), generator=generator).status_code == 504
+    assert generator.stats().counters["sequences_submitted"] == 0
+    asked_s = time.monotonic()
+    assert post(CHAT, chat(timeout=0.4), generator=generator).status_code == 504
+    assert time.monotonic() - asked_s < 0.15 + 0.4
+    assert generator.stats().counters["sequences_submitted"] == 1
+
+
+def test_the_server_has_a_limit_of_its_own() -> None:
+    generator = Scripted()
+    options = ServerOptions(request_timeout_s=2.5)
+    for path, body in ((CHAT, chat_body), (TEXT, text_body)):
+        too_long = error_of(post(path, body(timeout=3), options=options))
+        assert (too_long["code"], too_long["param"]) == ("invalid_value", "timeout")
+        assert "2.5 s" in too_long["message"]
+        assert post(path, body(timeout=0)).status_code == 400
+        assert post(path, body(), generator=generator, options=options).status_code == 200
+        own = body(timeout=1)
+        assert post(path, own, generator=generator, options=options).status_code == 200
+        assert post(path, body(), generator=generator).status_code == 200
+    assert [one.timeout_s for one in generator.asked] == [2.5, 1, None] * 2
+
+
+def test_a_client_that_does_not_read_holds_no_blocks_once_its_time_is_over(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_FLUSH_S", 0.3)
+
+    async def run() -> str:
+        app = create_app(generator, ServerOptions())
+        begun = asyncio.Event()
+        body = chat(stream=True, timeout=0.3)
+        stuck = asyncio.create_task(never_reads(app, body, begun))
+        await begun.wait()
+        assert generator.stats().num_kv_blocks_used
+        await asyncio.sleep(0.3)
+        await until_idle(generator)
+        assert app.state.service.lifecycle.num_active == 1
+        await asyncio.wait_for(stuck, 2)
+        assert app.state.service.lifecycle.num_active == 0
+        async with client_of(app) as client:
+            return await scrape(client)
+
+    assert sample(asyncio.run(run()), "insitu_requests_cancelled_total", cause="timeout") == 1
+
+
+def test_the_end_of_a_drain_gives_blocks_back_whoever_reads(generator: TextGenerator) -> None:
+    async def run() -> str:
+        app = create_app(generator, ServerOptions())
+        begun = asyncio.Event()
+        stuck = asyncio.create_task(never_reads(app, chat(stream=True), begun))
+        async with client_of(app) as client:
+            whole = asyncio.create_task(client.post(CHAT, json=chat()))
+            waits = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
+            await begun.wait()
+            while generator.stats().num_open < 3:
+                await asyncio.sleep(0.002)
+            drain = asyncio.create_task(app.state.service.lifecycle.drain(0.05))
+            await asyncio.sleep(0.05)
+            await until_idle(generator)
+            assert not await drain
+            assert (await whole).status_code == (await waits).status_code == 503
+            stuck.cancel()  # as the server does with what is left
+            await asyncio.gather(stuck, return_exceptions=True)
+            return await scrape(client)
+
+    text = asyncio.run(run())
+    assert sample(text, "insitu_requests_cancelled_total", cause="drain") == 3
+    assert sample(text, "insitu_requests_cancelled_total") == 3
+
+
+def test_a_disconnect_is_a_cause_and_a_stop_string_is_none(generator: TextGenerator) -> None:
+    async def run() -> str:
+        app = create_app(generator, ServerOptions())
+        async with client_of(app) as client:
+            stopped = await client.post(CHAT, json=chat(stop="aaa"))
+            assert stopped.json()["choices"][0]["finish_reason"] == "stop"
+            await cancel_after_first_byte(app, chat(stream=True), 0)
+            await until_idle(generator)
+            return await scrape(client)
+
+    text = asyncio.run(run())
+    assert sample(text, "insitu_requests_cancelled_total", cause="disconnect") == 1
+    assert sample(text, "insitu_requests_cancelled_total") == 1
+    for cause in ("timeout", "drain"):
+        assert f'insitu_requests_cancelled_total{{cause="{cause}"}} 0.0' in text
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready"])
+def test_ready_says_whether_work_is_taken(path: str) -> None:
+    assert ask("GET", path).json() == {"status": "ready"}
+    late = ask("GET", path, generator=Scripted(is_late=True))
+    assert late.status_code == 503
+    assert late.headers["retry-after"]
+    assert error_of(late)["code"] == "step_timeout"
+    assert "400 s" in error_of(late)["message"]
+    dead = ask("GET", path, generator=Scripted(is_alive=False))
+    assert error_of(dead)["code"] == "engine_stopped"
+
+
+def test_live_says_whether_a_restart_is_needed() -> None:
+    path = "/health/live"
+    assert ask("GET", path, generator=Scripted(is_late=True)).json() == {"status": "live"}
+    for lost in (Scripted(is_late=True, is_lost=True), Scripted(is_alive=False)):
+        assert ask("GET", path, generator=lost).status_code == 503

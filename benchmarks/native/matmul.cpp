@@ -32,7 +32,7 @@ struct Matrix {
   Matrix(const Named& t, int n, int k, size_t cold_bytes)
       : type(t), n(n), k(k), block_bytes(packed_block_bytes(t.type, k)), num_blocks((n + 31) / 32),
         copies(std::max<size_t>(1, cold_bytes / (block_bytes * num_blocks))), data(block_bytes * num_blocks * copies) {
-    const std::vector<uint8_t> raw = random_blocks(block_row_bytes(t.type, k) * 32, t.type == BlockType::F32);
+    const std::vector<uint8_t> raw = random_blocks(block_row_bytes(t.type, k) * 32);
     pack_block(t.type, raw.data(), 32, k, 0, data.at(0));
     for (size_t b = 1; b < num_blocks * copies; b++) std::memcpy(data.at(b * block_bytes), data.at(0), block_bytes);
   }

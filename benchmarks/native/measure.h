@@ -40,7 +40,7 @@ inline void fill_floats(const Buffer& b, size_t count) {
 }
 
 // Any bytes do for integers; as halves and floats none may be subnormal, NaN or Inf.
-inline std::vector<uint8_t> random_blocks(size_t bytes, bool) {
+inline std::vector<uint8_t> random_blocks(size_t bytes) {
   std::vector<uint8_t> raw(bytes);
   for (uint8_t& b : raw) b = static_cast<uint8_t>(0x28 | (random_word() & 0x97));
   return raw;

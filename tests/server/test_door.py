@@ -275,7 +275,7 @@ def test_metrics_add_up() -> None:
             assert sample(after, "insitu_requests_total", **labels) == count, outcome
             name = "gen_ai_server_request_duration_seconds_count"
             assert sample(after, name, outcome=outcome) == count
-        assert sample(after, "insitu_requests_running") == 0
+        assert sample(after, "insitu_num_requests_running") == 0
         assert sample(after, "insitu_prompt_tokens_total") == 12 * len("<user>hi")
         assert sample(after, "gen_ai_server_time_to_first_token_seconds_count") == 12
         assert sample(after, "gen_ai_server_time_per_output_token_seconds_count") == 5

@@ -78,7 +78,7 @@ def test_every_request_is_counted_as_it_ended(tmp_path: Path) -> None:
     with dictated(tmp_path, [b"a"], settings={"max_num_seqs": 2}, **how) as generator:
         scrapes = asyncio.run(six_complete_five_leave_two_are_refused(generator))
     after = scrapes[-1]
-    assert max(sample(one, "insitu_requests_waiting") for one in scrapes) > 0
+    assert max(sample(one, "insitu_num_requests_waiting") for one in scrapes) > 0
     for name in ("insitu_requests_received_total", "insitu_generation_tokens_total"):
         values = [sample(one, name) for one in scrapes]
         assert values == sorted(values)
@@ -88,7 +88,7 @@ def test_every_request_is_counted_as_it_ended(tmp_path: Path) -> None:
         name = "gen_ai_server_request_duration_seconds_count"
         assert sample(after, name, outcome=outcome) == count
     assert sample(after, "insitu_requests_received_total") == sum(outcomes.values())
-    for name in ("requests_running", "requests_waiting", "kv_blocks_used"):
+    for name in ("num_requests_running", "num_requests_waiting", "kv_blocks_used"):
         assert sample(after, f"insitu_{name}") == 0
     # Prompts of one token, whose first token came: six completed and two cancelled.
     assert sample(after, "insitu_prompt_tokens_total") == 8

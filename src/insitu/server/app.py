@@ -27,9 +27,10 @@ def create_app(generator: Generator, options: ServerOptions) -> Starlette:
     from insitu.server.door import Door, http_error  # noqa: PLC0415 - see above
     from insitu.server.metrics import Metrics  # noqa: PLC0415
 
-    service = Service(
-        generator, options, Metrics(generator), Lifecycle(), BodyBudget(options.max_body_bytes)
-    )
+    lifecycle = Lifecycle()
+    metrics = Metrics(generator, lifecycle)
+    bodies = BodyBudget(options.max_body_bytes)
+    service = Service(generator, options, metrics, lifecycle, bodies)
     app = Starlette(
         routes=routes(),
         middleware=[Middleware(Door, service=service)],

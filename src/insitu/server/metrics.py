@@ -1,31 +1,31 @@
 """Prometheus metrics: what the server saw, and the engine's own counters.
 
-Not here: counting inside the engine (``engine/stats``). Always true: for every route received =
-completed + cancelled + failed + refused once idle, and a scrape changes nothing. Prompt tokens
-count when the first token arrives (the prompt was computed then); completion tokens as delivered to
-this room, those of cancelled requests included.
+Not here: counting inside the engine (``engine/stats``), its series' names (``engine_series``).
+Always true: for every route received = completed + cancelled + failed + refused once idle, and a
+scrape changes nothing. Prompt tokens count when the first token arrives (the prompt was computed
+then); completion tokens as delivered to this room, those of cancelled requests included.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
 )
-from prometheus_client.registry import Collector
 
+from insitu.server.engine_series import EngineCollector
 from insitu.server.record import Cause, Outcome
+from insitu.types import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from insitu.measures import EngineStats
-    from insitu.measures import Histogram as EngineHistogram
+    from insitu.server.lifecycle import Lifecycle
     from insitu.server.record import Record
     from insitu.types import Generator
 
@@ -39,59 +39,67 @@ _DURATION_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 class Metrics:
     """All series of one server, in a registry of its own."""
 
-    def __init__(self, generator: Generator) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._received = Counter(
-            "insitu_requests_received", "Requests received.", ("route",), registry=registry
+    def __init__(self, generator: Generator, lifecycle: Lifecycle) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._make_counters()
+        self._make_histograms()
+        active = Gauge(
+            "insitu_http_requests_active",
+            "Requests for work between the door and their last byte.",
+            registry=self._registry,
         )
-        self._ended = Counter(
-            "insitu_requests",
-            "Requests ended, by outcome.",
-            ("route", "outcome"),
-            registry=registry,
+        active.set_function(lambda: lifecycle.num_active)
+        self._registry.register(EngineCollector(generator))
+
+    def _make_counters(self) -> None:
+        counter = partial(Counter, registry=self._registry)
+        self._received = counter("insitu_requests_received", "Requests received.", ("route",))
+        self._ended = counter(
+            "insitu_requests", "Requests ended, by outcome.", ("route", "outcome")
         )
-        self._cancelled = Counter(
-            "insitu_requests_cancelled",
-            "Requests cancelled, by cause.",
-            ("cause",),
-            registry=registry,
+        self._success = counter(
+            "insitu_request_success",
+            "Requests completed, by how their last choice finished.",
+            ("finished_reason",),
         )
-        self._prompt_tokens = Counter(
-            "insitu_prompt_tokens", "Prompt tokens of started requests.", registry=registry
+        self._cancelled = counter(
+            "insitu_requests_cancelled", "Requests cancelled, by cause.", ("cause",)
         )
-        self._generation_tokens = Counter(
-            "insitu_generation_tokens", "Tokens generated and delivered.", registry=registry
+        self._prompt_tokens = counter("insitu_prompt_tokens", "Prompt tokens of started requests.")
+        self._generation_tokens = counter(
+            "insitu_generation_tokens", "Tokens generated and delivered."
         )
-        self._ttft = Histogram(
+        for reason in FinishReason:
+            self._success.labels(reason.value)
+        for cause in Cause:
+            self._cancelled.labels(cause.value)
+
+    def _make_histograms(self) -> None:
+        histogram = partial(Histogram, registry=self._registry)
+        self._ttft = histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "From a request's arrival to its first token.",
             buckets=_TTFT_BOUNDS_S,
-            registry=registry,
         )
-        self._gap = Histogram(
+        self._gap = histogram(
             "insitu_inter_token_latency_seconds",
             "Between deltas of one request that carry tokens.",
             buckets=_GAP_BOUNDS_S,
-            registry=registry,
         )
-        self._tpot = Histogram(
+        self._tpot = histogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Mean time a token after the first, of completed requests.",
             buckets=_GAP_BOUNDS_S,
-            registry=registry,
         )
-        self._duration = Histogram(
+        self._duration = histogram(
             "gen_ai_server_request_duration_seconds",
             "From arrival to last byte, by outcome.",
             ("outcome",),
             buckets=_DURATION_BOUNDS_S,
-            registry=registry,
         )
-        registry.register(_EngineCollector(generator))
         for outcome in Outcome:
             self._duration.labels(outcome.value)
-        for cause in Cause:
-            self._cancelled.labels(cause.value)
 
     def note_first_token(self, ttft_s: float, num_prompt_tokens: int) -> None:
         """A request's first token came."""
@@ -114,6 +122,8 @@ class Metrics:
         """A request for a generation ended, one way or another."""
         outcome = record.settle()
         self._ended.labels(record.route, outcome.value).inc()
+        if outcome is Outcome.COMPLETED and record.finish_reason is not None:
+            self._success.labels(record.finish_reason).inc()
         if record.cause is not None:
             self._cancelled.labels(record.cause.value).inc()
         self._duration.labels(outcome.value).observe(record.duration_s)
@@ -125,49 +135,3 @@ class Metrics:
     def expose(self) -> bytes:
         """The text a scraper reads."""
         return generate_latest(self._registry)
-
-
-class _EngineCollector(Collector):
-    """Reads the engine's counters when scraped."""
-
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: the names are the engine's."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """Every gauge, counter and histogram as it stands."""
-        stats = self._generator.stats()
-        yield from _gauges(stats)
-        for name, value in stats.counters.items():
-            title = name.replace("_", " ")
-            yield CounterMetricFamily(f"insitu_engine_{name}", f"Engine: {title}.", value=value)
-        for name, histogram in stats.histograms.items():
-            yield _histogram(name, histogram)
-
-
-def _gauges(stats: EngineStats) -> Iterable[Metric]:
-    usage = stats.num_kv_blocks_used / stats.num_kv_blocks if stats.num_kv_blocks else 0.0
-    for name, title, value in (
-        ("requests_running", "Sequences being run.", stats.num_running),
-        ("requests_waiting", "Sequences waiting for room.", stats.num_waiting),
-        ("kv_blocks", "KV blocks of the pool.", stats.num_kv_blocks),
-        ("kv_blocks_used", "KV blocks in use.", stats.num_kv_blocks_used),
-        ("kv_cache_usage_ratio", "Share of KV blocks in use.", usage),
-        ("engine_alive", "1 while the engine's thread runs.", int(stats.is_alive)),
-    ):
-        yield GaugeMetricFamily(f"insitu_{name}", title, value=value)
-
-
-def _histogram(name: str, histogram: EngineHistogram) -> Metric:
-    buckets, seen = [], 0
-    bounds = [*map(str, map(float, histogram.bounds)), "+Inf"]
-    for bound, count in zip(bounds, histogram.counts, strict=True):
-        seen += count
-        buckets.append((bound, float(seen)))
-    title = f"Engine: {name.replace('_', ' ')}."
-    family = HistogramMetricFamily(f"insitu_engine_{name}", title)
-    family.add_metric([], buckets, sum_value=histogram.total)
-    return family

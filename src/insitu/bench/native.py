@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from insitu.bench.cases import Case, Room, Skipped, Wish
 from insitu.bench.errors import BenchError
@@ -33,6 +33,7 @@ from insitu.engine.plan import Plan, Wanted, make_plan, size
 from insitu.models.kv_cache import kv_layout
 
 if TYPE_CHECKING:
+    from insitu.bench.watcher import Watcher
     from insitu.engine.machine import Memory
     from insitu.kernels.kv_layout import KVLayout
     from insitu.kernels.native import OperatorTime
@@ -57,14 +58,6 @@ class Effort:
 
 
 QUICK = Effort(seconds=0.3, max_repeats=50, profiled=1)
-
-
-class Watcher(Protocol):
-    """Told what is being measured."""
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """``done`` of ``total`` cases are measured, ``what`` comes next."""
-        ...
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""A pull's progress on standard error: a bar on a terminal, a line a phase elsewhere.
+"""Progress on standard error: a bar on a terminal; of a pull, a line a phase elsewhere.
 
 Not here: what is being done (``catalog``). rich is imported only when a bar is drawn.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 
@@ -85,3 +86,28 @@ def _draw() -> Any:
     drawn = Progress(*columns, console=Console(stderr=True), transient=True)
     drawn.start()
     return drawn
+
+
+class Counting:
+    """A bar of things done on a terminal's standard error, nothing elsewhere; a context."""
+
+    def __init__(self) -> None:
+        self._drawn: Any = None
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._drawn = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._drawn.add_task("loading", total=None)
+            self._drawn.start()
+        return self._watch
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn is not None:
+            self._drawn.stop()
+
+    def _watch(self, what: str, done: int, total: int) -> None:
+        if self._drawn is not None:
+            self._drawn.update(self._task, description=what, completed=done, total=total)

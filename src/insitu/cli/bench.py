@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from insitu.cli.flags import settings_flags
+from insitu.cli.bar import Counting
+from insitu.cli.bench_load import latency_command, serve_command
+from insitu.cli.flags import read_counts, settings_flags
 from insitu.settings import STORE_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from insitu.bench.native import Watcher
     from insitu.bench.report import Report
     from insitu.settings import Settings
 
@@ -32,16 +33,13 @@ def bench_command() -> None:
     """Measure what runs here."""
 
 
+bench_command.add_command(serve_command)
+bench_command.add_command(latency_command)
+
+
 def _counts(most: int) -> Any:
     def read(_: click.Context, param: click.Parameter, raw: str | None) -> tuple[int, ...] | None:
-        if raw is None:
-            return None
-        words = [word.strip() for word in raw.split(",") if word.strip()]
-        good = all(word.isascii() and word.isdigit() and 1 <= int(word) <= most for word in words)
-        if not good or len(raw) > 1000:
-            wanted = f"whole numbers from 1 to {most}, with commas between"
-            raise click.UsageError(f"{param.opts[0]}: {wanted} are wanted, not {raw!r}.")
-        return tuple(int(word) for word in words)
+        return None if raw is None else read_counts(param.opts[0], raw, most)
 
     return read
 
@@ -114,35 +112,10 @@ def _measured(path: Path, settings: Settings, options: dict[str, Any]) -> Report
     )
     source = open_source(path)
     try:
-        with _Watching() as watch:
+        with Counting() as watch:
             loaded = load_model(source)
             return measure(
                 loaded, wanted, wish, replace(effort, is_cold=not options["warm"]), watch
             )
     finally:
         source.close()
-
-
-class _Watching:
-    """A bar on a terminal's standard error; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._drawn: Any = None
-
-    def __enter__(self) -> Watcher:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._drawn = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._drawn.add_task("loading", total=None)
-            self._drawn.start()
-        return self._watch
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn is not None:
-            self._drawn.stop()
-
-    def _watch(self, what: str, done: int, total: int) -> None:
-        if self._drawn is not None:
-            self._drawn.update(self._task, description=what, completed=done, total=total)

@@ -72,3 +72,13 @@ def _read(_: click.Context, param: click.Parameter, raw: Any) -> Any:
     if raw is None or raw == () or param.name is None:
         return None
     return read_value(param.name, raw, flag_of(param.name))
+
+
+def read_counts(flag: str, raw: str, most: int) -> tuple[int, ...]:
+    """Whole numbers from 1 to ``most`` with commas between."""
+    words = [word.strip() for word in raw.split(",") if word.strip()]
+    good = all(word.isascii() and word.isdigit() and 1 <= int(word) <= most for word in words)
+    if not good or not words or len(raw) > 1000:
+        wanted = f"whole numbers from 1 to {most}, with commas between"
+        raise click.UsageError(f"{flag}: {wanted} are wanted, not {raw!r}.")
+    return tuple(int(word) for word in words)

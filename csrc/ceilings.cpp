@@ -130,7 +130,12 @@ INSITU_PEAK(float32_avx512, INSITU_FOR("avx512f"), 64, 32, INSITU_FMA)
 #define INSITU_FMA(k) asm volatile("fmla %0.4s, %1.4s, %2.4s" : "+w"(sums[k]) : "w"(a), "w"(b));
 
 INSITU_PEAK(int8_neon, , 16, 16, INSITU_MADD)
-INSITU_PEAK(int8_neon_dotprod, __attribute__((target("arch=armv8.2-a+dotprod"))), 16, 32, INSITU_DOT)
+#if defined(__clang__)
+#define INSITU_DOTPROD __attribute__((target("dotprod")))
+#else
+#define INSITU_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+INSITU_PEAK(int8_neon_dotprod, INSITU_DOTPROD, 16, 32, INSITU_DOT)
 INSITU_PEAK(float32_neon, , 16, 8, INSITU_FMA)
 #endif
 

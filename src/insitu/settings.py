@@ -127,6 +127,22 @@ def _one_of(*choices: str) -> Kind:
     return Kind("|".join(choices), read)
 
 
+def _one_number_of(*choices: int) -> Kind:
+    number = _integer(min(choices), max(choices))
+    wanted = " or ".join(map(str, choices))
+
+    def read(raw: Any) -> int:
+        try:
+            value: int = number.read(raw)
+        except _Refused:
+            raise _Refused(wanted) from None
+        if value not in choices:
+            raise _Refused(wanted)
+        return value
+
+    return Kind("|".join(map(str, choices)), read)
+
+
 INTEGER = _integer
 SECONDS = Kind("SECONDS", _seconds)
 SIZE = Kind("BYTES", _size)
@@ -172,6 +188,7 @@ class Settings:
     kv_cache_dtype: str = _setting(
         "f16", _one_of("f16", "f32"), "How keys and values are stored.", numeric=True
     )
+    block_size: int = _setting(32, _one_number_of(16, 32), "Tokens of one KV block.")
     sampling_defaults: str = _setting(
         "model",
         _one_of("model", "none"),
@@ -220,6 +237,7 @@ ENGINE_FIELDS = (
     "threads",
     "kv_cache_bytes",
     "kv_cache_dtype",
+    "block_size",
     "sampling_defaults",
     "prefix_caching",
     "max_model_len",

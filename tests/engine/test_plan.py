@@ -73,6 +73,17 @@ def test_f32_takes_twice_the_bytes(model: LoadedModel) -> None:
     assert made(model, kv_cache_dtype="f32").kv_cache_bytes == 2 * made(model).kv_cache_bytes
 
 
+def test_a_block_has_16_or_32_tokens(model: LoadedModel) -> None:
+    small, large = made(model, block_size=16), made(model)
+    assert (small.block_size, large.block_size) == (16, 32)
+    assert small.num_blocks == 2 * large.num_blocks
+    assert small.kv_cache_bytes == large.kv_cache_bytes
+    assert small.numeric_settings == large.numeric_settings
+    for wrong in (0, 8, 24, 64, True, "16"):
+        with pytest.raises(PlanError, match="--block-size must be 16 or 32"):
+            made(model, block_size=wrong)
+
+
 def test_few_tokens_a_step_mean_few_sequences(model: LoadedModel) -> None:
     plan = made(model, max_num_batched_tokens=8)
     assert (plan.max_num_seqs, plan.max_num_batched_tokens_alone) == (8, 8)

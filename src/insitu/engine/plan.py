@@ -45,6 +45,7 @@ class PlanError(Exception):
     """Settings that cannot be met here; the message has the numbers and the flag to change."""
 
 
+BLOCK_SIZES = (16, 32)
 # The most of each number that may be asked for.
 _MOST = {
     "threads": 1024,
@@ -62,6 +63,7 @@ class Wanted:
     threads: int | None = None
     kv_cache_bytes: int | None = None
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
+    block_size: int = 32
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
@@ -77,6 +79,8 @@ class Wanted:
             if type(value) is not int or not 1 <= value <= most:
                 flag = "--" + name.replace("_", "-")
                 raise PlanError(f"{flag} must be a whole number from 1 to {most}, not {value!r}.")
+        if type(self.block_size) is not int or self.block_size not in BLOCK_SIZES:
+            raise PlanError(f"--block-size must be 16 or 32, not {self.block_size!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,8 @@ class Plan:
         lines = [f"{'':<26}{'at start':>12}{'at most':>12}"]
         lines += [f"{name:<26}{start:>12}{most:>12}" for name, start, most in self.rows()]
         lines += ["", f"limit: {size(self.limit.limit_bytes)} ({self.limit.source})"]
-        lines += [f"KV: {self.kv_tokens:,} tokens in {self.num_blocks:,} blocks", "", "weights:"]
+        blocks = f"{self.num_blocks:,} blocks of {self.block_size}"
+        lines += [f"KV: {self.kv_tokens:,} tokens in {blocks}", "", "weights:"]
         for group in self.weights:
             types = f"{group.stored}, runs in {group.runs_in}"
             lines.append(f"  {types:<24}{size(group.size_bytes):>12}  {group.name}")
@@ -220,7 +225,9 @@ class _Planner:
 
     def __init__(self, model: LoadedModel, wanted: Wanted, limit: Memory) -> None:
         self.model, self.wanted, self.limit = model, wanted, limit
-        self.kv: KVLayout = kv_layout(model.spec, dtype=wanted.kv_cache_dtype)
+        self.kv: KVLayout = kv_layout(
+            model.spec, block_size=wanted.block_size, dtype=wanted.kv_cache_dtype
+        )
         self.notes: list[str] = []
         self.threads = wanted.threads or num_usable_cpus()
         self.tokens = wanted.max_num_batched_tokens or max(

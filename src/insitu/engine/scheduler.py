@@ -196,13 +196,18 @@ class Scheduler:
             if blocks is not None:
                 sequence.block_ids.extend(blocks)
                 return True
-            last = self.running.pop()
-            self._free(last)
-            last.num_preemptions += 1
-            self.stats.count("preemptions")
-            insort(self.waiting, last, key=_order)
+            last = self.running[-1]
+            self.preempt(last)
             if last is sequence:
                 return False
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks; it waits to catch up again."""
+        self.running.remove(sequence)
+        self._free(sequence)
+        sequence.num_preemptions += 1
+        self.stats.count("preemptions")
+        insort(self.waiting, sequence, key=_order)
 
     def _admit(self) -> bool:
         """Let the first that waits run, with what is computed of it already.

@@ -143,7 +143,7 @@ Loop loop_of([[maybe_unused]] std::string_view table, Peak peak) {
 #if defined(__x86_64__)
   if (table.substr(0, 6) == "avx512") {
     if (peak == Peak::Float32) return float32_avx512;
-    return table == "avx512vnni" ? int8_avx512_vnni : int8_avx512;
+    return table == "avx512base" ? int8_avx512 : int8_avx512_vnni;  // of vectors: AMX tiles may exceed it
   }
   if (table.substr(0, 4) == "avx2") {
     if (peak == Peak::Float32) return float32_avx2;

@@ -4,6 +4,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -18,6 +22,7 @@ namespace avx2 { extern const KernelTable table; }
 namespace avx2vnni { extern const KernelTable table; }
 namespace avx512 { extern const KernelTable table; }
 namespace avx512vnni { extern const KernelTable table; }
+namespace avx512amx { extern const KernelTable table; }
 #elif defined(__aarch64__)
 namespace neon { extern const KernelTable table; }
 namespace neondot { extern const KernelTable table; }
@@ -49,6 +54,19 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+// Tile registers are given to a process that asks (and to its threads), once and for all.
+bool has_avx512amx() {
+#if defined(__linux__)
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kTile) || !(d & kInt8)) return false;
+  static const bool is_granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return is_granted;
+#else
+  return false;
+#endif
+}
 
 #elif defined(__aarch64__)
 
@@ -74,6 +92,7 @@ constexpr Candidate kCandidates[] = {
     {&avx2vnni::table, has_avx2vnni},
     {&avx512::table, has_avx512},
     {&avx512vnni::table, has_avx512vnni},
+    {&avx512amx::table, has_avx512amx},
 #elif defined(__aarch64__)
     {&neon::table, always},
     {&neondot::table, has_dotprod},

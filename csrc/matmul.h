@@ -266,6 +266,14 @@ static INSITU_INLINE void finish(fvec sums, int lane, int row, const Output& y) 
   finish_ragged(lanes, n, count, row, y);
 }
 
+#if defined(INSITU_AMX)
+}  // namespace insitu::INSITU_NS
+#include "matmul_amx.h"
+namespace insitu::INSITU_NS {
+#else
+static void multiply_wide(const PackedSegment&, const uint8_t*, const Activations&, const Output&) {}
+#endif
+
 // One n-block by R rows from `first_row`; `inputs` are the tile's quantised records or float rows.
 template <class Codec, int R, class... Inputs>
 __attribute__((noinline)) static void multiply_tile(const uint8_t* w, int k, int first_row, Ahead ahead,
@@ -325,14 +333,15 @@ static void matmul_block(const PackedSegment& w, int n_block, const Activations&
   const uint8_t* block = w.data + n_block * w.block_bytes;
   const int first = n_block * kBlockOutputs, left = w.n - first;
   const Output y{&e, out, out_stride, first, left < kBlockOutputs ? left : kBlockOutputs};
-  const int tiles = num_row_tiles(x.num_rows);
+  if (x.group && is_wide(x.num_rows)) return multiply_wide(w, block, x, y);
+  const int tiles = (x.num_rows + kRegisterRows - 1) / kRegisterRows;
   // Few rows wait on memory anyway, and prefetching then only competes with the loads.
   const bool is_ahead = x.num_rows >= 4 && left > kBlockOutputs;
   const int lines = static_cast<int>(w.block_bytes / 64), groups = (w.k + 31) / 32;
   const int per_group = is_ahead ? (lines + groups * tiles - 1) / (groups * tiles) : 0;
   for (int t = 0; t < tiles; t++) {
     const Ahead ahead{block + w.block_bytes + 64 * t, ptrdiff_t{64} * tiles, per_group};
-    multiply_one_tile(w, block, row_tile(x.num_rows, t), x, ahead, y);
+    multiply_one_tile(w, block, near_equal(x.num_rows, tiles, t), x, ahead, y);
   }
 }
 

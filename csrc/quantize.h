@@ -3,7 +3,8 @@
 // Always true: a row's integers and scales depend on that row alone; a group that holds NaN or Inf
 // has a NaN or Inf scale and zero integers, so that every output it feeds becomes NaN.
 //
-// Rows are cut into near-equal tiles of at most 6 (what the registers hold). A tile of R rows:
+// Rows are cut into near-equal tiles of at most 6 (what the registers hold), or, where a matrix unit takes
+// many rows, of at most 16. A tile of R rows:
 //   group 32:  per group  { int8 q[R][32]; float scale[R]; int32 -8*sum[R]; -16*sum[R]; -128*sum[R];
 //                           float scale*sum[R] }
 //   group 256: per group  { int8 q[R][256]; float scale[R]; int16 sum of 32 [R][8];
@@ -15,18 +16,29 @@
 namespace insitu::INSITU_NS {
 
 constexpr int kRegisterRows = 6;
+#if defined(INSITU_AMX)
+constexpr int kWideRows = 16, kFewestWideRows = 24;  // measured: below, registers win
+#else
+constexpr int kWideRows = kRegisterRows, kFewestWideRows = 0x7fffffff;
+#endif
 constexpr int kRecord32 = 32 + 5 * 4;           // bytes a row takes per group
 constexpr int kRecord256 = 256 + 4 + 16 + 64;
 
 struct RowTile { int first, rows; };
 
-static int num_row_tiles(int num_rows) { return (num_rows + kRegisterRows - 1) / kRegisterRows; }
-
-static inline RowTile row_tile(int num_rows, int tile) {
-  const int64_t tiles = num_row_tiles(num_rows);
+static inline RowTile near_equal(int num_rows, int64_t tiles, int tile) {
   const int first = static_cast<int>(tile * int64_t{num_rows} / tiles);
   return {first, static_cast<int>((tile + 1) * int64_t{num_rows} / tiles) - first};
 }
+
+static inline bool is_wide(int num_rows) { return num_rows >= kFewestWideRows; }
+
+static int num_row_tiles(int num_rows) {
+  const int most = is_wide(num_rows) ? kWideRows : kRegisterRows;
+  return (num_rows + most - 1) / most;
+}
+
+static inline RowTile row_tile(int num_rows, int tile) { return near_equal(num_rows, num_row_tiles(num_rows), tile); }
 
 static inline size_t quantized_row_bytes(int k, int group) {
   return static_cast<size_t>(k / group) * (group == 32 ? kRecord32 : kRecord256);

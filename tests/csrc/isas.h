@@ -7,7 +7,7 @@
 namespace insitu {
 
 constexpr const char* kIsas[] = {"generic",    "neon",       "neon-dotprod", "avx2",
-                                   "avx2vnni",   "avx512base", "avx512vnni"};
+                                   "avx2vnni",   "avx512base", "avx512vnni", "avx512amx"};
 
 inline int report(int checks, int failures) {
   for (const char* isa : kIsas) std::printf("%s %s\n", isa, kernel_table(isa) ? "ran" : "cannot run here");

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from insitu.kernels.kv_layout import KVLayout
 
 # The tables of csrc/isa_*.cpp; of two that run on one processor, the better is later.
-ISAS = ("generic", "neon", "neon-dotprod", "avx2", "avx2vnni", "avx512base", "avx512vnni")
+ISAS = (
+    *("generic", "neon", "neon-dotprod", "avx2", "avx2vnni"),
+    *("avx512base", "avx512vnni", "avx512amx"),
+)
 _BLOCK_TYPES = tuple(BlockType)  # in the order of csrc/kernels.h
 _OUTPUTS = 32  # outputs of an n-block
 _ATTRIBUTES = frozenset(

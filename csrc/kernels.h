@@ -72,6 +72,16 @@ struct Noise {
   uint32_t position, choice;
 };
 
+// The last token that truncation keeps: those with a greater logit, or this one and no greater id.
+struct Cut {
+  float logit;                  // -inf: nothing is cut
+  int32_t last_id;
+};
+
+// Mass by depth under the most likely token, so that few tokens need sorting to find where it ends.
+constexpr int kMassDepths = 256;
+constexpr double kDepthsPerNat = 8.0;
+
 struct Scored {
   double score;
   int32_t token_id;
@@ -114,13 +124,14 @@ struct KernelTable {
   // Of up to kVocabChunk logits: the maximum, that of each kVocabGroup, and whether none is NaN or +Inf.
   bool (*logit_maxima)(const float* logits, int n, float* group_maxima, float* maximum);
   float (*logit_sum)(const float* logits, int n, float maximum);  // sum of exp(logit - maximum)
-  uint64_t (*logit_mass)(const float* logits, int n, const Tempering& t);
+  void (*logit_mass)(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth);
   // Raises `best` to the best score among ids [first_id, first_id + n), ties to the lowest id.
   void (*best_score)(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
-                     const Noise& noise, Scored* best);
+                     const Noise& noise, const Cut& cut, Scored* best);
   // For tokens of any ids: probability relative to the most likely, its fixed-point mass, score.
   double (*token_probability)(float logit, const Tempering& t);
   uint64_t (*token_mass)(float logit, const Tempering& t);
+  int (*token_depth)(float logit, const Tempering& t);  // in [0, kMassDepths)
   double (*token_score)(float logit, int token_id, const Tempering& t, const Noise& noise);
   double (*log_double)(double x);
 };

@@ -61,40 +61,50 @@ static uint64_t token_mass(float logit, const Tempering& t) {
   return __builtin_bit_cast(uint64_t, shifted) & ((uint64_t{1} << 52) - 1);
 }
 
-static uint64_t logit_mass(const float* logits, int n, const Tempering& t) {
-  uint64_t mass = 0;
-  for (int i = 0; i < n; i++) {
-    const double p = token_probability(logits[i], t);
-    const double shifted = p * 0x1p40 + 0x1p52;
-    const uint64_t m = __builtin_bit_cast(uint64_t, shifted) & ((uint64_t{1} << 52) - 1);
-    mass += p >= t.min_p ? m : 0;
-  }
-  return mass;
+static inline int depth_of(float logit, const Tempering& t) {
+  const double depth = -tempered(logit, t) * kDepthsPerNat;
+  return depth < kMassDepths - 1 ? static_cast<int>(depth) : kMassDepths - 1;
 }
 
-// Philox4x32-10 of 16 neighbouring counters; words[j][i] is word j of counter `first + i`.
-static void philox16(uint32_t first, const Noise& noise, uint32_t (&words)[4][16]) {
-  auto& [a, b, c, d] = words;
-  for (int i = 0; i < 16; i++) {
-    a[i] = first + static_cast<uint32_t>(i);
-    b[i] = noise.position;
-    c[i] = noise.choice;
-    d[i] = 0;
+// Adds each token's mass to that of its depth, which falls as its logit rises: equal logits, one depth.
+static void logit_mass(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth) {
+  for (int start = 0; start < n; start += kVocabGroup) {
+    // exp(-28.5) is less than half a unit of mass.
+    if (tempered(group_maxima[start / kVocabGroup], t) < -28.5) continue;
+    const int count = n - start < kVocabGroup ? n - start : kVocabGroup;
+    uint64_t mass[kVocabGroup];
+    int32_t depth[kVocabGroup];
+    for (int i = 0; i < count; i++) {
+      const double z = tempered(logits[start + i], t), p = exp_d(z), least = -(kMassDepths - 1) / kDepthsPerNat;
+      const double shifted = p * 0x1p40 + 0x1p52;
+      mass[i] = p >= t.min_p ? __builtin_bit_cast(uint64_t, shifted) & ((uint64_t{1} << 52) - 1) : 0;
+      depth[i] = static_cast<int32_t>((z > least ? z : least) * -kDepthsPerNat);
+    }
+    for (int i = 0; i < count; i++) by_depth[depth[i]] += mass[i];
   }
+}
+
+// Philox4x32-10 of 16 neighbouring counters; words[j] is word j of counters first, first + 1, ...
+static inline void philox16(uint32_t first, const Noise& noise, i32x16 (&words)[4]) {
+  static const int32_t kLanes16[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  i32x16 a = iadd(ibroadcast(static_cast<int32_t>(first)), iload(kLanes16));
+  i32x16 b = ibroadcast(static_cast<int32_t>(noise.position)), c = ibroadcast(static_cast<int32_t>(noise.choice));
+  i32x16 d = ibroadcast(0);
   auto key0 = static_cast<uint32_t>(noise.seed), key1 = static_cast<uint32_t>(noise.seed >> 32);
   for (int round = 0; round < 10; round++) {
-    for (int i = 0; i < 16; i++) {
-      const uint64_t x = uint64_t{0xD2511F53} * a[i], y = uint64_t{0xCD9E8D57} * c[i];
-      const uint32_t new_a = static_cast<uint32_t>(y >> 32) ^ b[i] ^ key0;
-      const uint32_t new_c = static_cast<uint32_t>(x >> 32) ^ d[i] ^ key1;
-      b[i] = static_cast<uint32_t>(y);
-      d[i] = static_cast<uint32_t>(x);
-      a[i] = new_a;
-      c[i] = new_c;
-    }
+    i32x16 x_high, y_high;
+    const i32x16 x_low = umul_wide(a, 0xD2511F53, &x_high), y_low = umul_wide(c, 0xCD9E8D57, &y_high);
+    a = ixor(ixor(y_high, b), ibroadcast(static_cast<int32_t>(key0)));
+    c = ixor(ixor(x_high, d), ibroadcast(static_cast<int32_t>(key1)));
+    b = y_low;
+    d = x_low;
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
+  words[0] = a;
+  words[1] = b;
+  words[2] = c;
+  words[3] = d;
 }
 
 static inline double gumbel(uint32_t word) {
@@ -103,9 +113,11 @@ static inline double gumbel(uint32_t word) {
 }
 
 static double token_score(float logit, int token_id, const Tempering& t, const Noise& noise) {
-  uint32_t words[4][16];
+  i32x16 words[4];
   philox16(static_cast<uint32_t>(token_id) / 4, noise, words);
-  return tempered(logit, t) + gumbel(words[token_id % 4][0]);
+  int32_t lanes[16];
+  istore(lanes, words[token_id % 4]);
+  return tempered(logit, t) + gumbel(static_cast<uint32_t>(lanes[0]));
 }
 
 // Least word whose Gumbel noise can reach `i / 16 - 4`, with room for rounding.
@@ -124,28 +136,41 @@ struct WordBounds {
 // -log(-log(u)) of the greatest word is 22.88.
 constexpr double kMostNoise = 22.9;
 
-// Exact, though most tokens are never scored: a group whose best logit cannot win even with the
-// greatest noise is skipped, and in the others only words that could win are turned into noise.
+// True if any of 64 words is `least` or more, compared without sign.
+static inline bool has_word(const i32x16 (&words)[4], uint32_t least) {
+  const i32x16 sign = ibroadcast(INT32_MIN);
+  const i32x16 most = imax(imax(ixor(words[0], sign), ixor(words[1], sign)),
+                           imax(ixor(words[2], sign), ixor(words[3], sign)));
+  return static_cast<uint32_t>(ireduce_max(most)) + 0x80000000u >= least;
+}
+
+// Exact, though most tokens are never scored: a group whose best logit was cut, or cannot win even
+// with the greatest noise, is skipped, and in the others only words that could win become noise.
 static void best_score(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
-                       const Noise& noise, Scored* best) {
+                       const Noise& noise, const Cut& cut, Scored* best) {
   static const WordBounds bounds;
-  uint32_t words[4][16];
+  // Safely below the least temperature-scaled logit that min_p keeps.
+  const double lowest = t.min_p > 0.0 ? log_d(t.min_p) - 1e-6 : -__builtin_inf();
   for (int start = 0, group = 0; start < n; start += kVocabGroup, group++) {
-    const double needed = best->score - tempered(group_maxima[group], t) - 1e-6;
-    if (needed > kMostNoise) continue;
+    const double highest = tempered(group_maxima[group], t);
+    const double needed = best->score - highest - 1e-6;
+    if (needed > kMostNoise || highest < lowest || group_maxima[group] < cut.logit) continue;
     const int step = static_cast<int>((needed + 4.0) * 16.0);
     const uint32_t least = needed <= -4.0 ? 0 : bounds.least[step];
+    i32x16 words[4];
     philox16(static_cast<uint32_t>(first_id + start) / 4, noise, words);
-    for (int i = 0; i < kVocabGroup / 4; i++) {
-      for (int j = 0; j < 4; j++) {
-        const int at = start + 4 * i + j;
-        if (words[j][i] < least || at >= n) continue;
-        const double z = tempered(logits[at], t);
-        if (t.min_p > 0.0 && exp_d(z) < t.min_p) continue;
-        const double score = z + gumbel(words[j][i]);
-        const int id = first_id + at;
-        if (score > best->score || (score == best->score && id < best->token_id)) *best = {score, id};
-      }
+    if (!has_word(words, least)) continue;
+    int32_t lanes[4][16];
+    for (int j = 0; j < 4; j++) istore(lanes[j], words[j]);
+    for (int i = 0; i < kVocabGroup && start + i < n; i++) {
+      const auto word = static_cast<uint32_t>(lanes[i % 4][i / 4]);
+      const float logit = logits[start + i];
+      const int id = first_id + start + i;
+      if (word < least || !(logit > cut.logit || (logit == cut.logit && id <= cut.last_id))) continue;
+      const double z = tempered(logit, t);
+      if (t.min_p > 0.0 && exp_d(z) < t.min_p) continue;
+      const double score = z + gumbel(word);
+      if (score > best->score || (score == best->score && id < best->token_id)) *best = {score, id};
     }
   }
 }
@@ -160,5 +185,5 @@ static double log_double(double x) { return log_d(x); }
   .rope_row = rope_row, .silu_gated_row = silu_gated_row, .add_row = add_row, .max_tile_rows = kAttentionRows,   \
   .write_kv = write_kv, .attend_chunks = attend_chunks, .merge_chunks = merge_chunks,                       \
   .logit_maxima = logit_maxima, .logit_sum = logit_sum, .logit_mass = logit_mass, .best_score = best_score, \
-  .token_probability = token_probability, .token_mass = token_mass, .token_score = token_score,             \
+  .token_probability = token_probability, .token_mass = token_mass, .token_depth = depth_of, .token_score = token_score,             \
   .log_double = log_double

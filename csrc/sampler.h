@@ -48,7 +48,8 @@ class Sampler {
     Noise noise;
     int most_likely, top_k;
     double top_p;
-    bool finite, wants_sum, wants_mass, wants_best;
+    Cut cut;
+    bool finite, wants_sum, wants_mass, wants_best, wants_cut;
   };
   struct Candidates {
     int32_t* ids;
@@ -57,24 +58,30 @@ class Sampler {
 
   void survey(int row, int chunk, const float* logits);
   void prepare(int index, const float* logits, const Sampling& sampling);
-  void accumulate(int row, int chunk);
+  void accumulate(int row, int chunk, int worker);
+  void score(int row, int chunk);
+  void cut(int row, int worker);
+  Cut cut_top_k(int row, int worker) const;
+  Cut cut_top_p(int row, int worker) const;
+  Cut end_of_mass(const Row& row, const Candidates& kept, uint64_t mass, double wanted) const;
   void finish(int index, const Sampling& sampling, const Sampled& out, int worker);
-  int choose(int index, int worker);
-  int cut_top_p(int index, int worker, Candidates& kept);
-  int best_of(const Row& row, const Candidates& kept) const;
+  int best_of(int row) const;
   float kth_bound(int index, int k, int worker) const;
-  Candidates gather(int index, float least, int worker) const;
+  Candidates gather(int index, float least, float most, int worker) const;
   void fill_top(int index, int num, double lse, const Sampled& out, int worker);
   const float* maxima_of(int row) const { return group_maxima_ + static_cast<ptrdiff_t>(row) * num_groups_; }
+  uint64_t* masses_of(int row, int worker) const {
+    return masses_ + (static_cast<ptrdiff_t>(row) * num_threads_ + worker) * kMassDepths;
+  }
   float logprob(int index, int id, double lse) const;
 
   const KernelTable& table_;
-  const int vocab_size_, num_chunks_, num_groups_;
+  const int vocab_size_, num_chunks_, num_groups_, num_threads_;
   // [max_num_rows, ...] each
   float* group_maxima_;
   float* chunk_maxima_;
   float* chunk_sums_;
-  uint64_t* chunk_masses_;
+  uint64_t* masses_;            // [max_num_rows, num_threads, kMassDepths]
   Scored* chunk_best_;
   bool* chunk_finite_;
   Row* rows_;

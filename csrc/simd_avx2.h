@@ -81,6 +81,18 @@ static inline i32x16 isub(i32x16 a, i32x16 b) { return {_mm256_sub_epi32(a.lo, b
 static inline i32x16 imul(i32x16 a, i32x16 b) { return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)}; }
 static inline i32x16 iand(i32x16 a, i32x16 b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
 static inline i32x16 ior(i32x16 a, i32x16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+static inline i32x16 ixor(i32x16 a, i32x16 b) {
+  return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
+static inline __m256i umul_wide_8(__m256i a, __m256i f, __m256i* high) {
+  const __m256i even = _mm256_mul_epu32(a, f), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), f);
+  *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+static inline i32x16 umul_wide(i32x16 a, uint32_t factor, i32x16* high) {
+  const __m256i f = _mm256_set1_epi64x(factor);
+  return {umul_wide_8(a.lo, f, &high->lo), umul_wide_8(a.hi, f, &high->hi)};
+}
 static inline i32x16 imax(i32x16 a, i32x16 b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
 static inline i32x16 imin(i32x16 a, i32x16 b) { return {_mm256_min_epi32(a.lo, b.lo), _mm256_min_epi32(a.hi, b.hi)}; }
 static inline i32x16 ishl(i32x16 a, int n) {

@@ -119,6 +119,13 @@ static inline i32x16 isub(i32x16 a, i32x16 b) {
 static inline i32x16 imul(i32x16 a, i32x16 b) {
   return ieach([&](int i) { return word(a.v[i]) * word(b.v[i]); });
 }
+static inline i32x16 ixor(i32x16 a, i32x16 b) {
+  return ieach([&](int i) { return word(a.v[i]) ^ word(b.v[i]); });
+}
+static inline i32x16 umul_wide(i32x16 a, uint32_t factor, i32x16* high) {
+  *high = ieach([&](int i) { return static_cast<uint32_t>(uint64_t{word(a.v[i])} * factor >> 32); });
+  return ieach([&](int i) { return word(a.v[i]) * factor; });
+}
 static inline i32x16 iand(i32x16 a, i32x16 b) {
   return ieach([&](int i) { return a.v[i] & b.v[i]; });
 }

@@ -120,6 +120,20 @@ static inline i32x16 isub(i32x16 a, i32x16 b) {
 static inline i32x16 imul(i32x16 a, i32x16 b) {
   return quarters<i32x16>([&](int i) { return vmulq_s32(a.v[i], b.v[i]); });
 }
+static inline i32x16 ixor(i32x16 a, i32x16 b) {
+  return quarters<i32x16>([&](int i) { return veorq_s32(a.v[i], b.v[i]); });
+}
+static inline i32x16 umul_wide(i32x16 a, uint32_t factor, i32x16* high) {
+  i32x16 low;
+  for (int i = 0; i < 4; i++) {
+    const uint32x4_t x = vreinterpretq_u32_s32(a.v[i]);
+    const uint32x4_t first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(x), factor));
+    const uint32x4_t second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(x), factor));
+    low.v[i] = vreinterpretq_s32_u32(vuzp1q_u32(first, second));
+    high->v[i] = vreinterpretq_s32_u32(vuzp2q_u32(first, second));
+  }
+  return low;
+}
 static inline i32x16 iand(i32x16 a, i32x16 b) {
   return quarters<i32x16>([&](int i) { return vandq_s32(a.v[i], b.v[i]); });
 }

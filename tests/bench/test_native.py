@@ -13,7 +13,7 @@ from tiny_model import TinyShape, write_gguf
 from insitu.bench.cases import Case, Room, Wish
 from insitu.bench.errors import BenchError
 from insitu.bench.native import Effort, measure
-from insitu.bench.plot import check_plot
+from insitu.bench.plot import check_plot, draw
 from insitu.bench.rig import chunks_of
 from insitu.bench.work import Span, step_work, total
 from insitu.engine.machine import Memory
@@ -229,3 +229,11 @@ def test_a_mistake_is_one_line(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_roofline_is_drawn_where_matplotlib_is(model: LoadedModel, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "roof.svg"
+    check_plot(path)
+    draw(run(model), "tiny", path)
+    assert "3 at 200" in path.read_text("utf-8")

@@ -104,7 +104,7 @@ def _choose(
     # The buffer holds as many bytes as a step reads, up to a bound: weights, then as much as KV.
     left -= min(weights, MAX_READ_BYTES)
     twice = min(left // 2, max(0, MAX_READ_BYTES - weights))
-    num_blocks = int((left - twice) // kv.bytes_per_block)
+    num_blocks = max(0, int((left - twice) // kv.bytes_per_block))
     asked_len = wanted.max_model_len or model.spec.max_model_len
     room = Room(min(asked_len, model.spec.max_model_len), num_blocks, kv.block_size)
     cases, skipped = room.choose(wish.cases())
@@ -162,16 +162,17 @@ def _sample(rig: Rig, case: Case, work: Work, effort: Effort) -> _Sample:
     peaks = Peaks(rig.int8_peak(effort.peak_seconds), rig.float32_peak(effort.peak_seconds))
     pairs: list[tuple[float, float]] = []
     # Not counted: pages are touched for the first time. Where one run takes long, one is enough.
-    least = 1 if rig.run(steps) > effort.seconds else effort.min_repeats
+    is_long = rig.run(steps) > effort.seconds
+    least, num_profiled = (1, 1) if is_long else (effort.min_repeats, effort.profiled)
     end = time.perf_counter() + effort.seconds
     while len(pairs) < least or (time.perf_counter() < end and len(pairs) < effort.max_repeats):
         rate = rig.read_rate(work.read_bytes)
         pairs.append((rate, rig.run(steps)))
     rig.start_profile()
-    for _ in range(effort.profiled):
+    for _ in range(num_profiled):
         rig.read_rate(work.read_bytes)
         rig.run(steps)
-    return _Sample(case, pairs, peaks, rig.take_profile(), effort.profiled)
+    return _Sample(case, pairs, peaks, rig.take_profile(), num_profiled)
 
 
 def _report(

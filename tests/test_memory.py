@@ -5,16 +5,13 @@ Measured is what cannot be given back or shared: RssAnon and RssShmem of the ser
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
+from held_memory import held_bytes, plan_of
 from live_server import LiveServer, live_server
 
 # Weights and KV are most of what is held, and 3,600 tokens fill the KV cache.
@@ -28,19 +25,6 @@ pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc"),
 ]
-
-
-def held_bytes(process_id: int) -> int:
-    """Anonymous and shared memory of a process."""
-    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
-    return 1024 * sum(int(sizes[key].split()[0]) for key in ("RssAnon", "RssShmem"))
-
-
-def plan_of(model: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "insitu", "plan", str(model), *FLAGS, "--json"]
-    plan: dict[str, Any] = json.loads(subprocess.check_output(command, timeout=60))
-    return plan
 
 
 class Watch(threading.Thread):
@@ -69,7 +53,7 @@ def blocks_used(server: LiveServer) -> int:
 
 
 def test_a_server_holds_what_its_plan_says(smollm2_path: Path) -> None:
-    plan = plan_of(smollm2_path)
+    plan = plan_of(smollm2_path, *FLAGS)
     num_tokens = plan["num_blocks"] // NUM_REQUESTS * plan["block_size"]
     generator = random.Random(7)  # noqa: S311
     prompts = [

@@ -21,6 +21,13 @@ static inline int nibble_at(const uint8_t* lines, int o, int i) {
   const int byte = lines[128 * (i / 8) + 64 * (o / 16) + 4 * (o % 16) + i % 4];
   return i % 8 < 4 ? byte & 15 : byte >> 4;
 }
+// The bits above nibbles: lines of `Bits` each, 8 / Bits groups of four inputs to a line.
+template <int Bits>
+static inline int with_bits_at(const uint8_t* lines, int o, int i) {
+  const int per_line = 32 / Bits, shift = Bits * (i % per_line / 4);
+  const int byte = lines[512 + 128 * (i / per_line) + 64 * (o / 16) + 4 * (o % 16) + i % 4];
+  return nibble_at(lines, o, i) | (byte >> shift & ((1 << Bits) - 1)) << 4;
+}
 static inline int byte_at(const uint8_t* lines, int o, int i) {
   return lines[128 * (i / 4) + 64 * (o / 16) + 4 * (o % 16) + i % 4];
 }
@@ -33,9 +40,13 @@ static inline void embed_q4_1(const uint8_t* w, int o, float* out) {
   const float d = half_at(w + 512, o), m = half_at(w + 576, o);
   for (int i = 0; i < 32; i++) out[i] = d * static_cast<float>(nibble_at(w, o, i)) + m;
 }
-static inline void embed_bytes(const uint8_t* w, int o, int offset, float* out) {
+static inline void embed_q5_0(const uint8_t* w, int o, float* out) {
+  const float d = half_at(w + 640, o);
+  for (int i = 0; i < 32; i++) out[i] = d * static_cast<float>(with_bits_at<1>(w, o, i) - 16);
+}
+static inline void embed_q8_0(const uint8_t* w, int o, float* out) {
   const float d = half_at(w + 1024, o);
-  for (int i = 0; i < 32; i++) out[i] = d * static_cast<float>(byte_at(w, o, i) - offset);
+  for (int i = 0; i < 32; i++) out[i] = d * static_cast<float>(byte_at(w, o, i) - 128);
 }
 static inline void embed_q4_k(const uint8_t* w, int o, float* out) {
   const uint8_t *scales = w + 4096, *mins = w + 4352;
@@ -47,11 +58,11 @@ static inline void embed_q4_k(const uint8_t* w, int o, float* out) {
   }
 }
 static inline void embed_q6_k(const uint8_t* w, int o, float* out) {
-  const float d = half_at(w + 8704, o);
+  const float d = half_at(w + 6656, o);
   for (int s = 0; s < 16; s++) {
-    const float scale = d * static_cast<float>(static_cast<int8_t>(w[8192 + 32 * s + o]));
+    const float scale = d * static_cast<float>(static_cast<int8_t>(w[6144 + 32 * s + o]));
     for (int i = 0; i < 16; i++)
-      out[16 * s + i] = scale * static_cast<float>(byte_at(w + 1024 * (s / 2), o, 16 * (s % 2) + i) - 32);
+      out[16 * s + i] = scale * static_cast<float>(with_bits_at<2>(w + 768 * (s / 2), o, 16 * (s % 2) + i) - 32);
   }
 }
 
@@ -81,16 +92,16 @@ static void embed_row(const PackedSegment& w, int row, float* out) {
       for (int k = 0; k < w.k; k += 32) embed_q4_1(block + k / 32 * size_t{640}, o, out + k);
       return;
     case BlockType::Q5_0:
-      for (int k = 0; k < w.k; k += 32) embed_bytes(block + k / 32 * size_t{1088}, o, 16, out + k);
+      for (int k = 0; k < w.k; k += 32) embed_q5_0(block + k / 32 * size_t{704}, o, out + k);
       return;
     case BlockType::Q8_0:
-      for (int k = 0; k < w.k; k += 32) embed_bytes(block + k / 32 * size_t{1088}, o, 128, out + k);
+      for (int k = 0; k < w.k; k += 32) embed_q8_0(block + k / 32 * size_t{1088}, o, out + k);
       return;
     case BlockType::Q4_K:
       for (int k = 0; k < w.k; k += 256) embed_q4_k(block + k / 256 * size_t{4736}, o, out + k);
       return;
     case BlockType::Q6_K:
-      for (int k = 0; k < w.k; k += 256) embed_q6_k(block + k / 256 * size_t{8768}, o, out + k);
+      for (int k = 0; k < w.k; k += 256) embed_q6_k(block + k / 256 * size_t{6720}, o, out + k);
       return;
     default: return embed_floats(w, block, o, out);
   }

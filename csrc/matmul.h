@@ -56,14 +56,13 @@ struct Nibbles32 {
   }
 };
 
-// Eight lines of bytes: Q8_0 (offset 128) and Q5_0 (offset 16).
-template <int MaxQ, int Offset>
+// Eight lines of bytes: Q8_0.
 struct Bytes32 {
   static constexpr size_t kGroupBytes = 1088;
   static constexpr size_t kScales = 1024;
-  static constexpr int kOffset = Offset;
+  static constexpr int kOffset = 2;
   static constexpr bool kHasMin = false;
-  static constexpr int kMaxQ = MaxQ;
+  static constexpr int kMaxQ = 255;
 
   template <int R>
   static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<kMaxQ> (&d)[R][kTogether]) {
@@ -75,6 +74,30 @@ struct Bytes32 {
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].add(p[v], x, j);
       }
     }
+  }
+};
+
+// Four lines of nibbles and one of fifth bits: Q5_0.
+struct Fifths32 {
+  static constexpr size_t kGroupBytes = 704;
+  static constexpr size_t kScales = 640;
+  static constexpr int kOffset = 1;
+  static constexpr bool kHasMin = false;
+  static constexpr int kMaxQ = 31;
+
+  template <int R>
+  static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<kMaxQ> (&d)[R][kTogether]) {
+    ivec fifths[kTogether];
+    INSITU_UNROLL for (int v = 0; v < kTogether; v++) fifths[v] = load_bytes(w + 512 + 4 * kLanes * v);
+    unrolled<8>([&](auto j) INSITU_INLINE_LAMBDA {
+      ivec p[kTogether];
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++)
+        p[v] = with_bits<4 - j, 0x10>(nibbles<j % 2>(load_bytes(w + 128 * (j / 2) + 4 * kLanes * v)), fifths[v]);
+      INSITU_UNROLL for (int r = 0; r < R; r++) {
+        const ivec x = isame(four_bytes(a + 32 * r + 4 * j));
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].add(p[v], x, j);
+      }
+    });
   }
 };
 
@@ -169,7 +192,7 @@ struct Q4K {
 
 struct Q6K {
   static constexpr int kGroup = 256;
-  static constexpr size_t kGroupBytes = 8768, kScales = 8192, kSupers = 8704;
+  static constexpr size_t kGroupBytes = 6720, kScales = 6144, kSupers = 6656;
 
   template <int R>
   static INSITU_INLINE void run(const uint8_t* w, int first, int k, const uint8_t* a, Ahead ahead, Sums<R>& acc) {
@@ -178,7 +201,7 @@ struct Q6K {
       ivec total[R][kTogether];
       INSITU_UNROLL for (int r = 0; r < R; r++)
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) total[r][v] = izero();
-      for (int s = 0; s < 16; s++) {  // sub-groups of 16 inputs, four lines each
+      for (int s = 0; s < 16; s++) {  // sub-groups of 16 inputs
         if (s % 2 == 0) ahead.group();
         Dot<63> d[R][kTogether];
         int32_t offset[R];
@@ -186,12 +209,20 @@ struct Q6K {
           offset[r] = four_bytes(offsets + 64 * r + 4 * s);
           INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].start(offset[r]);
         }
-        INSITU_UNROLL for (int j = 0; j < 4; j++)
-          INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
-            const ivec p = load_bytes(w + 512 * s + 128 * j + 4 * (first + kLanes * v));
-            INSITU_UNROLL for (int r = 0; r < R; r++)
-              d[r][v].add(p, isame(four_bytes(a + 256 * r + 16 * s + 4 * j)), j);
+        const uint8_t* at = w + 768 * (s / 2) + 4 * first;
+        ivec tops[kTogether];
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++)
+          tops[v] = load_bytes(at + 512 + 128 * (s % 2) + 4 * kLanes * v);
+        at += 256 * (s % 2);
+        unrolled<4>([&](auto j) INSITU_INLINE_LAMBDA {
+          ivec p[kTogether];
+          INSITU_UNROLL for (int v = 0; v < kTogether; v++)
+            p[v] = with_bits<4 - 2 * j, 0x30>(nibbles<j % 2>(load_bytes(at + 128 * (j / 2) + 4 * kLanes * v)), tops[v]);
+          INSITU_UNROLL for (int r = 0; r < R; r++) {
+            const ivec x = isame(four_bytes(a + 256 * r + 16 * s + 4 * j));
+            INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].add(p[v], x, j);
           }
+        });
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
           const ivec scale = widen_i8(w + kScales + 32 * s + first + kLanes * v);
           INSITU_UNROLL for (int r = 0; r < R; r++)
@@ -320,8 +351,8 @@ static void multiply_one_tile(const PackedSegment& s, const uint8_t* w, RowTile 
   switch (s.type) {
     case BlockType::Q4_0: return multiply_rows<Scaled32<Nibbles32<false>>>(t.rows, w, s.k, t.first, ahead, y, a);
     case BlockType::Q4_1: return multiply_rows<Scaled32<Nibbles32<true>>>(t.rows, w, s.k, t.first, ahead, y, a);
-    case BlockType::Q5_0: return multiply_rows<Scaled32<Bytes32<31, 1>>>(t.rows, w, s.k, t.first, ahead, y, a);
-    case BlockType::Q8_0: return multiply_rows<Scaled32<Bytes32<255, 2>>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q5_0: return multiply_rows<Scaled32<Fifths32>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q8_0: return multiply_rows<Scaled32<Bytes32>>(t.rows, w, s.k, t.first, ahead, y, a);
     case BlockType::Q4_K: return multiply_rows<Q4K>(t.rows, w, s.k, t.first, ahead, y, a);
     case BlockType::Q6_K: return multiply_rows<Q6K>(t.rows, w, s.k, t.first, ahead, y, a);
     default: return;

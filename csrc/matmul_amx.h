@@ -66,6 +66,16 @@ static INSITU_INLINE void unpack_bytes(const uint8_t* w, uint8_t* low) {
       store_line(low + 512 * h + 64 * j, _mm512_sub_epi8(load_bytes(w + 128 * j + 64 * h), bytes_of(Offset)));
 }
 
+static INSITU_INLINE void unpack_fifths(const uint8_t* w, uint8_t* low) {
+  for (int h = 0; h < 2; h++) {
+    const ivec fifths = load_bytes(w + 512 + 64 * h);
+    unrolled<8>([&](auto j) INSITU_INLINE_LAMBDA {
+      const ivec q = with_bits<4 - j, 0x10>(nibbles<j % 2>(load_bytes(w + 128 * (j / 2) + 64 * h)), fifths);
+      store_line(low + 512 * h + 64 * j, _mm512_sub_epi8(q, bytes_of(16)));
+    });
+  }
+}
+
 static INSITU_INLINE void unpack_halves(const uint8_t* w, float* out) {
   fstore(out, fload_f16(w));
   fstore(out + 16, fload_f16(w + 32));
@@ -138,14 +148,17 @@ static void unpack_q4_k(const uint8_t* w, Panel& p, int g) {
 static void unpack_q6_k(const uint8_t* w, Panel& p, int g) {
   for (int h = 0; h < 2; h++)
     for (int s = 0; s < 16; s++) {
-      const ivec scale = twice(widen_i8(w + 8192 + 32 * s + 16 * h));
-      for (int j = 0; j < 4; j++) {
+      const ivec scale = twice(widen_i8(w + 6144 + 32 * s + 16 * h));
+      const uint8_t* lines = w + 768 * (s / 2) + 64 * h;
+      const ivec tops = load_bytes(lines + 512 + 128 * (s % 2));
+      unrolled<4>([&](auto j) INSITU_INLINE_LAMBDA {
+        const ivec nibble = nibbles<j % 2>(load_bytes(lines + 256 * (s % 2) + 128 * (j / 2)));
+        const ivec q = _mm512_sub_epi8(with_bits<4 - 2 * j, 0x30>(nibble, tops), bytes_of(32));
         const size_t at = 8192 * static_cast<size_t>(g) + 4096 * h + 256 * s + 64 * j;
-        const ivec q = _mm512_sub_epi8(load_bytes(w + 512 * s + 128 * j + 64 * h), bytes_of(32));
         unpack_scaled(q, scale, p.low + at, p.high + at);
-      }
+      });
     }
-  unpack_halves(w + 8704, p.scales[g]);
+  unpack_halves(w + 6656, p.scales[g]);
 }
 
 // Both halves' low and high digits: tiles 0, 1 and 2, 3.
@@ -213,14 +226,13 @@ static void unpack_group(BlockType type, const uint8_t* w, Panel& p, int g) {
       unpack_nibbles<0>(w, p.low + 1024 * g);
       unpack_halves(w + 576, p.mins[g]);
       break;
-    case BlockType::Q5_0: unpack_bytes<16>(w, p.low + 1024 * g); break;
+    case BlockType::Q5_0: unpack_fifths(w, p.low + 1024 * g); break;
     case BlockType::Q8_0: unpack_bytes<128>(w, p.low + 1024 * g); break;
     case BlockType::Q4_K: return unpack_q4_k(w, p, g);
     case BlockType::Q6_K: return unpack_q6_k(w, p, g);
     default: return;
   }
-  const bool is_nibbles = type == BlockType::Q4_0 || type == BlockType::Q4_1;
-  unpack_halves(w + (is_nibbles ? 512 : 1024), p.scales[g]);
+  unpack_halves(w + (type == BlockType::Q8_0 ? 1024 : type == BlockType::Q5_0 ? 640 : 512), p.scales[g]);
 }
 
 template <int R>

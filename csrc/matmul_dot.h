@@ -5,10 +5,13 @@
 //   Dot<MaxQ> d; d.start(); d.add(weights, inputs, j) for j = 0, 1, ...; d.finish(offset)
 //   weights: four unsigned bytes <= MaxQ a lane; inputs: the same four int8 in every lane.
 #pragma once
+#include <utility>
+
 #include "simd.h"
 
 #define INSITU_UNROLL _Pragma("GCC unroll 16")
 #define INSITU_INLINE __attribute__((always_inline)) inline
+#define INSITU_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace insitu::INSITU_NS {
 
@@ -22,6 +25,14 @@ static INSITU_INLINE float float_at(const void* p) {
   __builtin_memcpy(&x, p, sizeof x);
   return x;
 }
+
+// f(0), f(1), ... f(N - 1), each argument a constant: for shifts by immediates.
+template <int... I, class F>
+static INSITU_INLINE void unrolled_over(std::integer_sequence<int, I...>, const F& f) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F>
+static INSITU_INLINE void unrolled(const F& f) { unrolled_over(std::make_integer_sequence<int, N>{}, f); }
 
 #if INSITU_SIMD_BITS == 512
 
@@ -59,6 +70,12 @@ static INSITU_INLINE ivec widen_i8(const uint8_t* p) {
 static INSITU_INLINE ivec low_nibbles(ivec x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 static INSITU_INLINE ivec high_nibbles(ivec x) {
   return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15));
+}
+// low | (high << Left & Mask) in every byte; Left < 0 shifts right. Mask takes only bits of that byte.
+template <int Left, int Mask>
+static INSITU_INLINE ivec with_bits(ivec low, ivec high) {
+  const ivec moved = Left >= 0 ? _mm512_slli_epi16(high, Left >= 0 ? Left : 0) : _mm512_srli_epi16(high, Left < 0 ? -Left : 0);
+  return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(Mask), 0xf8);
 }
 // Pairs of u8 to pairs of int16, and c + a0*b0 + a1*b1 of such pairs.
 static INSITU_INLINE ivec widen_pairs(const uint8_t* p) {
@@ -102,6 +119,11 @@ static INSITU_INLINE ivec widen_i8(const uint8_t* p) { return _mm256_cvtepi8_epi
 static INSITU_INLINE ivec low_nibbles(ivec x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 static INSITU_INLINE ivec high_nibbles(ivec x) {
   return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
+}
+template <int Left, int Mask>
+static INSITU_INLINE ivec with_bits(ivec low, ivec high) {
+  const ivec moved = Left >= 0 ? _mm256_slli_epi16(high, Left >= 0 ? Left : 0) : _mm256_srli_epi16(high, Left < 0 ? -Left : 0);
+  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(Mask)));
 }
 static INSITU_INLINE ivec widen_pairs(const uint8_t* p) { return _mm256_cvtepu8_epi16(load_quarter(p)); }
 static INSITU_INLINE ivec add_pairs(ivec c, ivec a, ivec b) { return _mm256_add_epi32(c, _mm256_madd_epi16(a, b)); }
@@ -173,6 +195,17 @@ static INSITU_INLINE ivec low_nibbles(ivec x) {
 static INSITU_INLINE ivec high_nibbles(ivec x) {
   return {from_bytes(vshrq_n_u8(vreinterpretq_u8_s32(x.lo), 4)), from_bytes(vshrq_n_u8(vreinterpretq_u8_s32(x.hi), 4))};
 }
+template <int Left, int Mask>
+static INSITU_INLINE int32x4_t half_with_bits(int32x4_t low, int32x4_t high) {
+  uint8x16_t moved = vreinterpretq_u8_s32(high);
+  if constexpr (Left > 0) moved = vshlq_n_u8(moved, Left);
+  if constexpr (Left < 0) moved = vshrq_n_u8(moved, -Left);
+  return vorrq_s32(low, from_bytes(vandq_u8(moved, vdupq_n_u8(Mask))));
+}
+template <int Left, int Mask>
+static INSITU_INLINE ivec with_bits(ivec low, ivec high) {
+  return {half_with_bits<Left, Mask>(low.lo, high.lo), half_with_bits<Left, Mask>(low.hi, high.hi)};
+}
 static INSITU_INLINE ivec widen_pairs(const uint8_t* p) {
   const uint8x16_t x = vld1q_u8(p);
   return {vreinterpretq_s32_u16(vmovl_u8(vget_low_u8(x))), vreinterpretq_s32_u16(vmovl_u8(vget_high_u8(x)))};
@@ -218,6 +251,11 @@ static inline ivec widen_u8(const uint8_t* p) { return load_u8(p); }
 static inline ivec widen_i8(const uint8_t* p) { return load_i8(reinterpret_cast<const int8_t*>(p)); }
 static inline ivec low_nibbles(ivec x) { return iand(x, ibroadcast(0x0f0f0f0f)); }
 static inline ivec high_nibbles(ivec x) { return iand(ishr_logic(x, 4), ibroadcast(0x0f0f0f0f)); }
+template <int Left, int Mask>
+static inline ivec with_bits(ivec low, ivec high) {
+  const ivec moved = Left >= 0 ? ishl(high, Left >= 0 ? Left : 0) : ishr_logic(high, Left < 0 ? -Left : 0);
+  return ior(low, iand(moved, ibroadcast(Mask * 0x01010101)));
+}
 static inline ivec widen_pairs(const uint8_t* p) {
   return ieach([&](int i) { return p[2 * i] | p[2 * i + 1] << 16; });
 }
@@ -228,6 +266,12 @@ static inline ivec add_pairs(ivec c, ivec a, ivec b) {
 }
 
 #endif
+
+template <int High>
+static INSITU_INLINE ivec nibbles(ivec x) {
+  if constexpr (High) return high_nibbles(x);
+  else return low_nibbles(x);
+}
 
 #if defined(INSITU_VNNI)
 

@@ -20,9 +20,9 @@ Layout layout_of(BlockType type) {
     case BlockType::Q8_0: return {32, 34, 1024 + 64};
     case BlockType::Q4_0: return {32, 18, 512 + 64};
     case BlockType::Q4_1: return {32, 20, 512 + 128};
-    case BlockType::Q5_0: return {32, 22, 1024 + 64};
+    case BlockType::Q5_0: return {32, 22, 512 + 128 + 64};
     case BlockType::Q4_K: return {256, 144, 8 * 512 + 256 + 256 + 128};
-    case BlockType::Q6_K: return {256, 210, 8 * 1024 + 512 + 64};
+    case BlockType::Q6_K: return {256, 210, 8 * (512 + 256) + 512 + 64};
   }
   return {1, 0, 0};
 }
@@ -43,14 +43,17 @@ inline void put(uint8_t* at, int j, uint32_t w) { std::memcpy(at + 128 * j, &w, 
 // Bytes i = 0..3: bit i of `bits`.
 inline uint32_t spread(uint32_t bits) { return ((bits & 15) * 0x00204081u) & 0x01010101u; }
 
-void pack_q4(const uint8_t* raw, int o, bool has_min, uint8_t* out) {
-  const uint8_t* q = raw + (has_min ? 4 : 2);
+// 16 bytes whose low nibbles are k = 0..15 and whose high ones are k = 16..31.
+void pack_nibbles(const uint8_t* q, uint8_t* at) {
   const uint32_t w0 = word_at(q), w1 = word_at(q + 4), w2 = word_at(q + 8), w3 = word_at(q + 12);
-  uint8_t* at = slot(out, o);  // low nibbles are k = 0..15, high ones k = 16..31
   put(at, 0, (w0 & kLow) | (w1 & kLow) << 4);
   put(at, 1, (w2 & kLow) | (w3 & kLow) << 4);
   put(at, 2, (w0 >> 4 & kLow) | (w1 & kHigh));
   put(at, 3, (w2 >> 4 & kLow) | (w3 & kHigh));
+}
+
+void pack_q4(const uint8_t* raw, int o, bool has_min, uint8_t* out) {
+  pack_nibbles(raw + (has_min ? 4 : 2), slot(out, o));
   std::memcpy(out + 512 + 2 * o, raw, 2);
   if (has_min) std::memcpy(out + 576 + 2 * o, raw + 2, 2);
 }
@@ -63,13 +66,11 @@ void pack_q8_0(const uint8_t* raw, int o, uint8_t* out) {
 
 void pack_q5_0(const uint8_t* raw, int o, uint8_t* out) {
   const uint32_t fifth = word_at(raw + 2);  // bit k: weight k's fifth bit
-  uint8_t* at = slot(out, o);
-  for (int j = 0; j < 4; j++) {
-    const uint32_t w = word_at(raw + 6 + 4 * j);
-    put(at, j, (w & kLow) | spread(fifth >> (4 * j)) << 4);
-    put(at, j + 4, (w >> 4 & kLow) | spread(fifth >> (16 + 4 * j)) << 4);
-  }
-  std::memcpy(out + 1024 + 2 * o, raw, 2);
+  pack_nibbles(raw + 6, slot(out, o));
+  uint32_t fifths = 0;
+  for (int j = 0; j < 8; j++) fifths |= spread(fifth >> (4 * j)) << j;
+  put(slot(out + 512, o), 0, fifths);
+  std::memcpy(out + 640 + 2 * o, raw, 2);
 }
 
 void pack_q4_k(const uint8_t* raw, int o, uint8_t* out) {
@@ -94,20 +95,26 @@ void pack_q4_k(const uint8_t* raw, int o, uint8_t* out) {
 }
 
 void pack_q6_k(const uint8_t* raw, int o, uint8_t* out) {
-  constexpr uint32_t two_bits = 0x30303030u;
+  constexpr uint32_t kTop = 0x03030303u;
   for (int half = 0; half < 2; half++) {  // 128 weights: four groups of 32
     const uint8_t *low = raw + 64 * half, *high = raw + 128 + 32 * half;
-    uint8_t* at = slot(out + 4096 * half, o);
-    for (int j = 0; j < 8; j++) {
-      const uint32_t a = word_at(low + 4 * j), b = word_at(low + 32 + 4 * j), h = word_at(high + 4 * j);
-      put(at, j, (a & kLow) | (h << 4 & two_bits));
-      put(at, j + 8, (b & kLow) | (h << 2 & two_bits));
-      put(at, j + 16, (a >> 4 & kLow) | (h & two_bits));
-      put(at, j + 24, (b >> 4 & kLow) | (h >> 2 & two_bits));
+    for (int part = 0; part < 4; part++) {
+      uint8_t* at = slot(out + 768 * (4 * half + part), o);
+      const uint8_t* nibbles = low + 32 * (part % 2);
+      for (int j = 0; j < 4; j++) {
+        const uint32_t a = word_at(nibbles + 8 * j) >> (4 * (part / 2)) & kLow;
+        const uint32_t b = word_at(nibbles + 8 * j + 4) >> (4 * (part / 2)) & kLow;
+        put(at, j, a | b << 4);
+      }
+      for (int i = 0; i < 2; i++) {
+        uint32_t tops = 0;
+        for (int j = 0; j < 4; j++) tops |= (word_at(high + 16 * i + 4 * j) >> (2 * part) & kTop) << (2 * j);
+        put(at + 512, i, tops);
+      }
     }
   }
-  for (int j = 0; j < 16; j++) out[8192 + 32 * j + o] = raw[192 + j];
-  std::memcpy(out + 8192 + 512 + 2 * o, raw + 208, 2);
+  for (int j = 0; j < 16; j++) out[6144 + 32 * j + o] = raw[192 + j];
+  std::memcpy(out + 6144 + 512 + 2 * o, raw + 208, 2);
 }
 
 template <class T>

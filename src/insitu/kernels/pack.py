@@ -89,7 +89,7 @@ class PackedLinear:
 
 # Outputs of an n-block: packed, multiplied and claimed by threads together.
 OUTPUTS = 32
-_NIBBLES = (BlockType.Q4_0, BlockType.Q4_1, BlockType.Q4_K)
+_UPPER_BITS = {BlockType.Q5_0: 1, BlockType.Q6_K: 2}  # stored apart from the nibbles
 # Added to a signed weight to store it unsigned.
 _OFFSETS = {
     BlockType.Q8_0: 128,
@@ -107,10 +107,12 @@ def pack_segment(segment: Segment) -> Bytes:
     An n-block holds, per block of inputs (lines are 64 bytes, 16 outputs each, in pairs)::
 
         4 bits:  4 line pairs; line j, output o, byte b: k = 8j + b low, k = 8j + 4 + b high nibble
-        8 bits:  8 line pairs; line j, output o, byte b: k = 4j + b, unsigned (q + 128, 32 or 16)
+        5 or 6:  4 bits as above, then 1 or 2 line pairs of upper bits: byte b of output o has those
+                 of k = 4j + b for all j (of k = 16i + 4j + b in line pair i), from the lowest bit up
+        8 bits:  8 line pairs; line j, output o, byte b: k = 4j + b, unsigned (q + 128)
         then     scales [32] float16, and for Q4_1 minima [32] float16
         Q4_K:    8 groups of 4-bit lines; sub-scales [8][32]; sub-mins [4][32][2]; d; dmin
-        Q6_K:    8 groups of 8-bit lines; sub-scales [16][32] int8; d
+        Q6_K:    8 groups of 6-bit lines; sub-scales [16][32] int8; d
         floats:  [32] elements per input
     """
     kind = segment.block_type
@@ -133,16 +135,21 @@ def _lines(kind: BlockType, parts: Unpacked, n: int) -> Bytes:
     unsigned = (parts.q.astype(np.int16) + _OFFSETS[kind]).astype(np.uint8)
     unsigned[n:] = 0  # whatever zero bytes mean in this format
     num_blocks, k = len(unsigned) // OUTPUTS, unsigned.shape[1]
-    packed: Bytes
-    if kind in _NIBBLES:
-        pairs = unsigned.reshape(-1, k // 8, 2, 4)
-        high = np.left_shift(pairs[:, :, 1], 4, dtype=np.uint8)
-        packed, num_lines = pairs[:, :, 0] | high, 4
-    else:
-        packed, num_lines = unsigned, 8
-    halves = packed.reshape(num_blocks, 2, 16, k // 32, num_lines, 4)
-    lines = halves.transpose(0, 3, 4, 1, 2, 5)
+    packed = [unsigned] if kind is BlockType.Q8_0 else [_joined(unsigned & 15, 4)]
+    if kind in _UPPER_BITS:
+        packed.append(_joined(unsigned >> 4, _UPPER_BITS[kind]))
+    halves = [part.reshape(num_blocks, 2, 16, k // 32, -1, 4) for part in packed]
+    lines = np.concatenate(halves, axis=4).transpose(0, 3, 4, 1, 2, 5)
     return lines.reshape(num_blocks, k // kind.block_size, -1)
+
+
+def _joined(values: Bytes, num_bits: int) -> Bytes:
+    """Values [n, k] of 1, 2 or 4 bits as bytes: k and the next ones 4 apart, lowest bits first."""
+    count = 8 // num_bits
+    parts = values.reshape(len(values), -1, count, 4)
+    shifts = np.arange(0, 8, num_bits, dtype=np.uint8).reshape(count, 1)
+    joined: Bytes = np.bitwise_or.reduce(np.left_shift(parts, shifts, dtype=np.uint8), axis=2)
+    return joined
 
 
 def _tails(kind: BlockType, parts: Unpacked, blocks: Bytes) -> list[Bytes]:

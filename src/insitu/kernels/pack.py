@@ -108,7 +108,7 @@ def pack_segment(segment: Segment) -> Bytes:
 
         4 bits:  4 line pairs; line j, output o, byte b: k = 8j + b low, k = 8j + 4 + b high nibble
         5 or 6:  4 bits as above, then 1 or 2 line pairs of upper bits: byte b of output o has those
-                 of k = 4j + b for all j (of k = 16i + 4j + b in line pair i), from the lowest bit up
+                 of k = 4j + b for all j (of k = 16i + 4j + b in line pair i), lowest bits first
         8 bits:  8 line pairs; line j, output o, byte b: k = 4j + b, unsigned (q + 128)
         then     scales [32] float16, and for Q4_1 minima [32] float16
         Q4_K:    8 groups of 4-bit lines; sub-scales [8][32]; sub-mins [4][32][2]; d; dmin

@@ -135,9 +135,9 @@ def _lines(kind: BlockType, parts: Unpacked, n: int) -> Bytes:
     unsigned = (parts.q.astype(np.int16) + _OFFSETS[kind]).astype(np.uint8)
     unsigned[n:] = 0  # whatever zero bytes mean in this format
     num_blocks, k = len(unsigned) // OUTPUTS, unsigned.shape[1]
-    packed = [unsigned] if kind is BlockType.Q8_0 else [_joined(unsigned & 15, 4)]
+    packed = [unsigned] if kind is BlockType.Q8_0 else [_joined(unsigned & np.uint8(15), 4)]
     if kind in _UPPER_BITS:
-        packed.append(_joined(unsigned >> 4, _UPPER_BITS[kind]))
+        packed.append(_joined(unsigned >> np.uint8(4), _UPPER_BITS[kind]))
     halves = [part.reshape(num_blocks, 2, 16, k // 32, -1, 4) for part in packed]
     lines = np.concatenate(halves, axis=4).transpose(0, 3, 4, 1, 2, 5)
     return lines.reshape(num_blocks, k // kind.block_size, -1)

@@ -161,6 +161,11 @@ def test_a_full_queue_is_429(parts: tuple[EngineLoop, Engine, ScriptedRunner]) -
     for one in outputs:
         collect(one)
     collect(submit(loop, make_prompt("more")))
+    # What no empty queue could hold is not to be tried again.
+    with pytest.raises(Refusal) as caught:
+        submit(loop, replace(make_prompt("many"), num_choices=8))
+    assert (caught.value.status, caught.value.param) == (400, "n")
+    submit(loop, replace(make_prompt("many"), num_choices=7))
 
 
 def test_drain_finishes_running_and_queued(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from server.asking import BASE, CHAT, TEXT, ask, chat_body, error_of, post, text_body
-from server.dictated import chat, dictated
+from server.dictated import ask_together, chat, dictated
 from server.scripted_generator import Scripted
 from server.test_door import cancel_after_first_byte, sample, scrape
 
+from insitu.engine.runner import BatchRunner
 from insitu.llm.preparing import Preparer
 from insitu.server import feed
 from insitu.server.app import create_app
@@ -255,3 +257,67 @@ def test_live_says_whether_a_restart_is_needed() -> None:
     assert ask("GET", path, generator=Scripted(is_late=True)).json() == {"status": "live"}
     for lost in (Scripted(is_late=True, is_lost=True), Scripted(is_alive=False)):
         assert ask("GET", path, generator=lost).status_code == 503
+
+
+def test_a_queue_has_the_size_it_was_given(tmp_path: Path) -> None:
+    settings = {"max_num_seqs": 1, "max_num_waiting": 1}
+    with dictated(tmp_path, [b"a"], settings=settings, is_endless=True) as generator:
+        assert error_of(post(CHAT, chat(n=3), generator=generator))["param"] == "n"
+        limit = {"max_tokens": 400}
+        answers = ask_together(generator, [chat(stream=True, **limit), chat(**limit), chat()])
+    assert sorted(one.status_code for one in answers) == [200, 200, 429]
+    refused = max(answers, key=lambda one: one.status_code)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert error_of(refused)["code"] == "queue_full"
+
+
+def test_a_step_that_hangs_takes_its_requests_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, run_step = threading.Event(), BatchRunner.run
+
+    def hangs(self: BatchRunner, scheduled: Any) -> Any:
+        assert gate.wait(20)
+        return run_step(self, scheduled)
+
+    monkeypatch.setattr(BatchRunner, "run", hangs)
+    settings = {"max_num_seqs": 2, "step_timeout_s": 0.6}
+
+    async def run(generator: TextGenerator) -> str:
+        app = create_app(generator, ServerOptions())
+        async with client_of(app) as client:
+
+            async def start(**fields: Any) -> asyncio.Task[httpx.Response]:
+                num_open = generator.stats().num_open
+                task = asyncio.create_task(client.post(CHAT, json=chat(**fields)))
+                while generator.stats().num_open == num_open:
+                    await asyncio.sleep(0.002)
+                return task
+
+            whole = await start(n=2)
+            waits = await start(max_tokens=3)
+            assert (await client.get("/health/ready")).status_code == 200
+            failed = await whole
+            assert (failed.status_code, error_of(failed)["code"]) == (503, "step_timeout")
+            assert (await client.get("/health/ready")).status_code == 503
+            assert (await client.get("/health/live")).status_code == 200
+            refused = await client.post(CHAT, json=chat())
+            assert error_of(refused)["code"] == "step_timeout"
+            late = await scrape(client)
+            assert sample(late, "insitu_engine_step_late") == 1
+            assert sample(late, "insitu_engine_step_age_seconds") > 0.6
+            gate.set()
+            assert (await waits).json()["choices"][0]["finish_reason"] == "length"
+            await until_idle(generator)
+            assert (await client.get("/health/ready")).status_code == 200
+            return await scrape(client)
+
+    with dictated(tmp_path, [b"a"], settings=settings, is_endless=True) as generator:
+        try:
+            text = asyncio.run(run(generator))
+        finally:
+            gate.set()
+    outcomes = {"failed": 1, "completed": 1, "refused": 1, "cancelled": 0}
+    for outcome, count in outcomes.items():
+        assert sample(text, "insitu_requests_total", outcome=outcome) == count
+    assert sample(text, "insitu_engine_late_steps_total") == 1

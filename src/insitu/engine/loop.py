@@ -110,8 +110,11 @@ class EngineLoop:
                 raise _unavailable(self._is_draining)
             if self._watchdog.is_late:
                 raise _late()
+            num_places = budget.max_num_seqs + self._max_num_waiting
+            if prompt.num_choices > num_places:
+                raise _too_many(num_places)
             num_open = sum(len(opened.left) for opened in self._open.values())
-            if num_open + prompt.num_choices > budget.max_num_seqs + self._max_num_waiting:
+            if num_open + prompt.num_choices > num_places:
                 raise _too_busy(num_open, budget.max_num_seqs)
             # An aborted id stays taken until the engine has let go of it.
             if prompt.request_id in self._open or (prompt.request_id, None) in self._aborted:
@@ -314,6 +317,11 @@ def _call_sinks(items: list[tuple[_Open, Output]]) -> None:
             opened.sink(output)
         except Exception:  # one listener's fault is not another's
             logger.exception("a listener failed")
+
+
+def _too_many(num_places: int) -> Refusal:
+    message = f"n must be at most {num_places}: --max-num-seqs and --max-num-waiting together."
+    return Refusal(message, param="n", code="invalid_value")
 
 
 def _too_busy(num_open: int, max_num_seqs: int) -> Refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
@@ -56,7 +57,8 @@ async def live(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """All series in Prometheus' text form."""
-    text = service_of(request).metrics.expose()
+    # Off the event loop: it takes longer than a token of a small model.
+    text = await asyncio.to_thread(service_of(request).metrics.expose)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

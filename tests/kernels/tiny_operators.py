@@ -30,7 +30,7 @@ def ints(values: Iterable[int]) -> Int32:
 def one_sequence(num_tokens: int, block_size: int, *, first_block: int = 3) -> Batch:
     """Tokens 0, 1, 2 ... of one sequence as one chunk, logits of every row."""
     tokens = ints(range(num_tokens))
-    blocks = ints(range(first_block, first_block + -(-num_tokens // block_size)))[::-1]
+    blocks = ints(reversed(range(first_block, first_block + -(-num_tokens // block_size))))
     return Batch(
         token_ids=tokens,
         positions=tokens,

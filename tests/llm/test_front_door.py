@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -323,3 +326,20 @@ def test_messages_are_texts_under_known_roles(
     with pytest.raises(Refusal) as caught:
         random_llm.chat(messages, greedy(max_tokens=1))
     assert caught.value.param == param
+
+
+def test_a_program_that_closes_nothing_ends_in_silence(random_path: Path) -> None:
+    code = (
+        "import sys, threading\nfrom insitu import LLM\n"
+        "dropped = LLM(sys.argv[1], threads=1)\ndel dropped\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+        "kept = LLM(sys.argv[1], threads=1)\nkept.generate('a')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(random_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import weakref
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -72,6 +73,8 @@ class LLM:
             located.path, name=located.name, max_num_waiting=_MAX_NUM_WAITING, **settings
         )
         self._ids = itertools.count()
+        # Its thread would else outlive whoever drops this, and be cut off when Python ends.
+        self._at_end = weakref.finalize(self, self._generator.close)
 
     def generate(
         self,
@@ -127,8 +130,8 @@ class LLM:
         return self._generator.describe()
 
     def close(self) -> None:
-        """Give memory and threads back."""
-        self._generator.close()
+        """Give memory and threads back; the end of the program, or of the last use, does it too."""
+        self._at_end()
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from server.asking import CHAT, TEXT, chat_body, text_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TextIO
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Running:
 
     process: subprocess.Popen[str]
     url: str
+    stderr: TextIO
 
     def connect(self) -> socket.socket:
         parts = urlsplit(self.url)
@@ -39,22 +42,30 @@ class Running:
     def end(self, timeout_s: float) -> int:
         return self.process.wait(timeout_s)
 
+    def said(self) -> str:
+        """Its standard error, once it has ended."""
+        self.stderr.seek(0)
+        return self.stderr.read()
+
 
 @contextlib.contextmanager
 def running(script: dict[str, Any] | None = None, **options: Any) -> Iterator[Running]:
     command = [sys.executable, "-m", "server.scripted_server"]
-    with subprocess.Popen(
-        [*command, json.dumps(script or {}), json.dumps(options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    ) as process:
+    with (
+        tempfile.TemporaryFile("w+") as stderr,
+        subprocess.Popen(
+            [*command, json.dumps(script or {}), json.dumps(options)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             assert url.startswith("http://127.0.0.1:")
-            yield Running(process, url)
+            yield Running(process, url, stderr)
         finally:
             process.kill()
 
@@ -303,6 +314,7 @@ def test_a_second_signal_ends_it_within_a_second() -> None:
         one.process.send_signal(signal.SIGTERM)
         assert one.end(1) != 0
         connection.close()
+        assert "Traceback" not in one.said()
 
 
 def test_an_idle_server_ends_at_once_with_code_zero() -> None:

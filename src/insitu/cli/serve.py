@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -84,6 +85,7 @@ def server_options(settings: Settings) -> ServerOptions:
         request_timeout_s=settings.request_timeout_s or None,
         drain_grace_s=settings.drain_grace_s,
         on_ready=_say_ready,
+        on_drain=partial(_say_drain, settings.drain_grace_s),
     )
 
 
@@ -98,6 +100,14 @@ def _say_plan(generator: TextGenerator) -> None:
         )
     for note in generator.plan.notes:
         click.echo(f"insitu: {note}", err=True)
+
+
+def _say_drain(grace_s: float, num_active: int) -> None:
+    open_ones = "1 request" if num_active == 1 else f"{num_active} requests"
+    click.echo(
+        f"insitu: stopping when {open_ones} finished, in {grace_s:g} s at most; Ctrl-C stops now",
+        err=True,
+    )
 
 
 def _say_ready(address: str) -> None:

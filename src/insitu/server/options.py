@@ -25,6 +25,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def say_nothing(_: int) -> None:
+    """Leave a drain unannounced."""
+
+
 def write_line(line: str) -> None:
     """Write one line to standard output at once, so that a waiting parent sees it."""
     sys.stdout.write(line + "\n")
@@ -52,6 +56,7 @@ class ServerOptions:
     drain_grace_s: float = 30.0
     retry_after_s: int = 5
     on_ready: Callable[[str], None] = write_line
+    on_drain: Callable[[int], None] = say_nothing  # gets how many requests are waited for
 
     @property
     def is_private(self) -> bool:

@@ -110,8 +110,12 @@ class DrainingServer(uvicorn.Server):
     def on_signal(self) -> None:
         """Drain; when already draining, leave."""
         if self._drain is None:
+            if self._service.lifecycle.num_active:
+                self._service.options.on_drain(self._service.lifecycle.num_active)
             self._drain = asyncio.get_running_loop().create_task(self._drain_then_exit())
             return
+        # It would show a traceback for each task that is cut off, as was asked for.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self.exit_code = 1
         self.should_exit = self.force_exit = True
         threading.Thread(target=_force_exit, daemon=True).start()

@@ -59,7 +59,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "No such command 'nothing'"),
+        (["nothing"], "No such command 'nothing': chat, generate, serve"),
         (["serve", "--port", "x"], "--port: a whole number is wanted, not 'x'"),
         (["serve", "--kv-cache-bytes", "much"], "--kv-cache-bytes: a size in bytes"),
         (["serve", "--prot", "1"], "No such option"),

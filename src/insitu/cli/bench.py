@@ -64,7 +64,10 @@ def _count_option(name: str, most: int, text: str) -> Callable[[_Command], _Comm
 )
 @settings_flags((*STORE_FIELDS, "threads", "kv_cache_dtype", "max_model_len"))
 def native_command(settings: Settings, model: str, **options: Any) -> None:
-    """Time MODEL's steps against this machine's ceilings, measured in the same run."""
+    """Time MODEL against this machine's limits.
+
+    The limits (memory, arithmetic) are measured in the same run.
+    """
     from insitu.bench.plot import check_plot, draw
     from insitu.cli.opening import locate
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from insitu.cli.flags import settings_flags
-from insitu.cli.sampling import sampling_flags, sampling_of
+from insitu.cli.sampling import for_a_chat, sampling_flags, sampling_of
 from insitu.settings import ENGINE_FIELDS, STORE_FIELDS
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from insitu.settings import Settings
     from insitu.types import Generator, Message, SamplingParams
 
-CHAT_TEMPERATURE = 0.7
 HELP = "/exit ends (so does Ctrl-D), /reset begins anew, Ctrl-C stops an answer."
 
 
@@ -38,14 +37,12 @@ def chat_command(settings: Settings, model: str | None, system: str | None, **op
     less noise than a sample.
     """
     import asyncio
-    from dataclasses import replace
 
     from insitu.cli.opening import locate_or_pull, open_generator
 
     sampling = sampling_of(options)
     generator = open_generator(locate_or_pull(model, settings), settings)
-    if sampling.temperature is None and "temperature" not in generator.plan.sampling_defaults:
-        sampling = replace(sampling, temperature=CHAT_TEMPERATURE)
+    sampling = for_a_chat(sampling, generator)
     try:
         with asyncio.Runner() as runner:
             Conversation(generator, runner, sampling, system).hold()

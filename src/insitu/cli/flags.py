@@ -51,7 +51,9 @@ def _loaded(flags: dict[str, Any], config: Path | None) -> Settings:
 def _option(name: str) -> Callable[[Decorated], Decorated]:
     field = FIELDS[name]
     kind = field.metadata["kind"]
-    text = field.metadata["help"] + (" (numeric)" if field.metadata["numeric"] else "")
+    text = field.metadata["help"] + (
+        " (numeric: can change bits)" if field.metadata["numeric"] else ""
+    )
     default = field.default
     if default not in (None, (), False) and "[default" not in text:
         text = f"{text} [default: {default}]"

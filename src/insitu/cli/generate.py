@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from insitu.cli.flags import settings_flags
-from insitu.cli.sampling import sampling_flags, sampling_of
+from insitu.cli.sampling import for_a_chat, sampling_flags, sampling_of
 from insitu.settings import ENGINE_FIELDS, STORE_FIELDS
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 @sampling_flags
 @settings_flags((*STORE_FIELDS, *ENGINE_FIELDS))
 def generate_command(settings: Settings, model: str, text: str, **options: Any) -> None:
-    """Complete TEXT with MODEL and print what comes; TEXT `-` is read from standard input."""
+    """Complete TEXT with MODEL and print what comes; TEXT `-` is read from standard input.
+
+    With --chat, --temperature is 0.7 where neither you nor the model's file gives one, as in
+    `insitu chat`.
+    """
     import asyncio
 
     from insitu.cli.opening import locate, open_generator
@@ -42,6 +46,8 @@ def generate_command(settings: Settings, model: str, text: str, **options: Any) 
     sampling = sampling_of(options)
     text = _text(text)
     generator = open_generator(locate(model, settings), settings)
+    if options["is_chat"]:
+        sampling = for_a_chat(sampling, generator)
     request = _request(generator.describe().name, text, sampling, options)
     try:
         with asyncio.Runner() as runner:

@@ -5,6 +5,7 @@ Not here: checking (``SamplingParams`` refuses by name) and sampling itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,10 @@ from insitu.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from insitu.llm.text_generator import TextGenerator
+
+CHAT_TEMPERATURE = 0.7
 
 # Field of SamplingParams -> (type, what it does)
 FLAGS: dict[str, tuple[type, str]] = {
@@ -41,3 +46,10 @@ def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 def sampling_of(values: dict[str, Any]) -> SamplingParams:
     """Take the flags' values out of a command's; what was not given is left to the model."""
     return SamplingParams(**{name: values.pop(name) for name in (*FLAGS, "stop")})
+
+
+def for_a_chat(sampling: SamplingParams, generator: TextGenerator) -> SamplingParams:
+    """With ``CHAT_TEMPERATURE`` where neither the user nor the model's file gives one."""
+    if sampling.temperature is not None or "temperature" in generator.plan.sampling_defaults:
+        return sampling
+    return replace(sampling, temperature=CHAT_TEMPERATURE)

@@ -42,6 +42,14 @@ class Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it; an unknown verb's message names those that are."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise click.UsageError(f"No such command {args[0]!r}: {', '.join(VERBS)} are known.")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table itself, without importing a verb."""
         with formatter.section("Commands"):

@@ -1,4 +1,5 @@
-// One anonymous mapping: zero-filled, 2 MB aligned, committed page by page on first use.
+// One anonymous mapping: zero-filled, 2 MB aligned, committed page by page on first use. Huge pages are
+// asked for wherever a whole one fits: what is committed never exceeds the size by a page of 4 KB.
 // Not here: what is placed in it. Used for packed weights, the KV pool, activations and scratch.
 #pragma once
 #include <sys/mman.h>
@@ -28,7 +29,7 @@ class Mapping {
     const auto start = (reinterpret_cast<uintptr_t>(base_) + kHugePage - 1) & ~(kHugePage - 1);
     data_ = reinterpret_cast<uint8_t*>(start);
 #ifdef MADV_HUGEPAGE
-    madvise(data_, size, MADV_HUGEPAGE);
+    if (size >= kHugePage) madvise(data_, size & ~(kHugePage - 1), MADV_HUGEPAGE);  // refusal is fine
 #endif
   }
   ~Mapping() {

@@ -1,14 +1,27 @@
 // The executor without Python: every instruction set, one to three threads, batches cut in odd ways.
 // Build: scripts/native-tests. Always true: exits 0 only if all logits and tokens had the same bits;
 // prints a digest of them, which another architecture must print too.
+#include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <string>
 
 #include "isas.h"
 #include "tiny_decoder.h"
 
 using namespace insitu;
+
+// Every allocation of this program's C++, on any thread.
+static std::atomic<int64_t> num_allocations{0};
+void* operator new(size_t size) {
+  num_allocations++;
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -104,10 +117,15 @@ Chosen sample(Executor& executor, const Step& last, const Batch& batch) {
   }
   Chosen c{std::vector<int32_t>(rows), std::vector<int32_t>(rows * tops), std::vector<float>(rows),
            std::vector<float>(rows * tops), std::make_unique<bool[]>(rows)};
-  executor.step(batch,
-                {temperature.data(), top_k.data(), top_p.data(), min_p.data(), seed.data(), choice.data(),
-                 position.data(), num_logprobs.data()},
-                {c.ids.data(), c.logprobs.data(), c.top_ids.data(), c.top_logprobs.data(), c.finite.get(), tops});
+  const Sampling sampling{temperature.data(), top_k.data(),  top_p.data(),    min_p.data(),
+                          seed.data(),        choice.data(), position.data(), num_logprobs.data()};
+  const Sampled sampled{c.ids.data(),          c.logprobs.data(), c.top_ids.data(),
+                        c.top_logprobs.data(), c.finite.get(),    tops};
+  executor.step(batch, sampling, sampled);
+  const int64_t before = num_allocations;
+  executor.step(batch, sampling, sampled);
+  const bool is_quiet = num_allocations == before;
+  check(is_quiet, "a step that ran before allocated memory");
   return c;
 }
 

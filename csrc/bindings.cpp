@@ -149,14 +149,17 @@ void require_size(const char* name, size_t size, size_t wanted) {
 class Handle {
  public:
   Handle(const nb::dict& program, const KvTuple& kv, const LimitsTuple& limits, int num_threads,
-         const std::string& isa) {
+         const std::string& isa, bool spin, bool pin) {
     const ProgramSpec spec = spec_from(program);
     const KernelTable& table = table_named(isa);
     for (const RawLinear& linear : spec.linears)
       for (const RawSegment& s : linear.segments)
         if (!s.data) throw std::invalid_argument("linear: its blocks were released");
+    ThreadOptions threads(num_threads);
+    threads.spins = spin;
+    threads.is_pinned = pin;
     nb::gil_scoped_release release;
-    executor_ = std::make_unique<Executor>(spec, kv_from(kv), limits_from(limits), num_threads, table);
+    executor_ = std::make_unique<Executor>(spec, kv_from(kv), limits_from(limits), threads, table);
   }
 
   void close() {
@@ -347,7 +350,7 @@ NB_MODULE(_native, m) {
     return sizes_to(Executor::sizes(spec_from(program), kv_from(kv), limits_from(limits), num_threads, table_named(isa)));
   });
   nb::class_<Handle>(m, "Executor")
-      .def(nb::init<const nb::dict&, const KvTuple&, const LimitsTuple&, int, const std::string&>())
+      .def(nb::init<const nb::dict&, const KvTuple&, const LimitsTuple&, int, const std::string&, bool, bool>())
       .def("close", &Handle::close)
       .def("forward", &Handle::forward)
       .def("step", &Handle::step)

@@ -182,6 +182,9 @@ class Settings:
     threads: int | None = _setting(
         None, INTEGER(1, 1024), "Worker threads [default: one for each usable core]."
     )
+    pin: bool = _setting(
+        False, BOOLEAN, "Keep each worker thread on one core; slower where cores are shared."
+    )
     kv_cache_bytes: int | None = _setting(
         None, SIZE, "Memory for the KV cache, such as 2GiB [default: from what is left]."
     )
@@ -235,6 +238,7 @@ FIELDS: Mapping[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.f
 STORE_FIELDS = ("models_dir", "catalog")
 ENGINE_FIELDS = (
     "threads",
+    "pin",
     "kv_cache_bytes",
     "kv_cache_dtype",
     "block_size",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.engine.machine import memory_limit, num_usable_cpus
+from insitu.engine.machine import has_cpu_quota, memory_limit, num_usable_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,3 +73,10 @@ def test_cpus_by_quota_and_cores(tmp_path: Path) -> None:
     cpu = "processor : {0}\nphysical id : 0\ncore id : 0\n\n"
     siblings = {"proc/cpuinfo": cpu.format(0) + cpu.format(1)}
     assert num_usable_cpus(write(tmp_path / "e", siblings)) == 1
+
+
+def test_a_quota_is_seen_wherever_it_stands(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}
+    assert not has_cpu_quota(write(tmp_path, files))
+    above = {"sys/fs/cgroup/a/cpu.max": "800000 100000\n"}
+    assert has_cpu_quota(write(tmp_path, above))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -328,4 +330,32 @@ def test_a_profile_accounts_for_every_operator_and_sampling(shape: Shape) -> Non
     assert times[0].name == "embedding"
     engine.start_profile()
     assert all(t.time_ns == 0 for t in engine.profile())
+    engine.close()
+
+
+def _cpu_seconds_of_threads() -> float:
+    """User and system time of this process, as /proc counts it."""
+    fields = Path("/proc/self/stat").read_text("ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_an_idle_pool_uses_no_time(shape: Shape) -> None:
+    engine = native(shape, num_threads=8)
+    tokens, blocks = _tokens(shape), _blocks(shape, 5, 0)
+    engine.forward(batch_of([Work(tokens, 0, 40, blocks)], shape.block_size))
+    time.sleep(0.05)  # what spins parks
+    before = _cpu_seconds_of_threads()
+    time.sleep(1.0)
+    assert _cpu_seconds_of_threads() - before <= 0.01
+    engine.close()
+
+
+@pytest.mark.parametrize("waits", [{"spin": False}, {"pin": True}, {"spin": False, "pin": True}])
+def test_how_threads_wait_changes_no_bit(
+    shape: Shape, whole: Float32, waits: dict[str, bool]
+) -> None:
+    engine = Native(lowered(shape), kv=shape.kv, limits=LIMITS, num_threads=3, **waits)
+    work = Work(_tokens(shape), 0, NUM_TOKENS, _blocks(shape, 1, 0), range(-12, 0))
+    assert _bits(engine.forward(batch_of([work], shape.block_size))) == _bits(whole)
     engine.close()

@@ -59,6 +59,11 @@ def num_usable_cpus(root: Path = Path("/")) -> int:
     return max(1, min(counts))
 
 
+def has_cpu_quota(root: Path = Path("/")) -> bool:
+    """Whether a cgroup meters CPU time: a thread that waits busily then spends what work needs."""
+    return bool(_cpu_quotas(root))
+
+
 def _num_affine_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

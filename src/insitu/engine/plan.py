@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from insitu.engine.machine import Memory, memory_limit, num_usable_cpus
+from insitu.engine.machine import Memory, has_cpu_quota, memory_limit, num_usable_cpus
 from insitu.kernels.native import Limits, NativeSizes, native_sizes, packed_bytes, selected_isa
 from insitu.kernels.pack import PackedLinear
 from insitu.kernels.passes import lower
@@ -61,6 +61,7 @@ class Wanted:
     """What was asked for; None is left to the plan."""
 
     threads: int | None = None
+    pin: bool = False
     kv_cache_bytes: int | None = None
     kv_cache_dtype: Literal["f16", "f32"] = "f16"
     block_size: int = 32
@@ -110,6 +111,8 @@ class Plan:
     vocab_size: int
     isa: str
     threads: int
+    pin: bool
+    spin: bool  # threads wait busily for some microseconds; never under a CPU quota
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
@@ -346,6 +349,8 @@ class _Planner:
             vocab_size=self.model.spec.vocab_size,
             isa=selected_isa(),
             threads=self.threads,
+            pin=self.wanted.pin,
+            spin=not has_cpu_quota(),
             block_size=self.kv.block_size,
             num_blocks=num_blocks,
             kv_cache_bytes=sizes.kv_bytes,

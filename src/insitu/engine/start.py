@@ -42,7 +42,14 @@ def make_native(model: LoadedModel, plan: Plan) -> Native:
         dtype="f32" if plan.kv_cache_dtype == "f32" else "f16",
     )
     program = lower(model.program)
-    return Native(program, kv=kv, limits=plan.limits, num_threads=plan.threads)
+    return Native(
+        program,
+        kv=kv,
+        limits=plan.limits,
+        num_threads=plan.threads,
+        spin=plan.spin,
+        pin=plan.pin,
+    )
 
 
 def make_engine(model: LoadedModel, plan: Plan) -> Engine:

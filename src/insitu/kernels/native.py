@@ -251,7 +251,7 @@ def _linear(linear: PackedLinear) -> tuple[list[tuple[Any, ...]], Float32 | None
 class Native:
     """A Program with its weights packed and its KV pool reserved, ready to step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         program: Program,
         *,
@@ -259,6 +259,8 @@ class Native:
         limits: Limits,
         num_threads: int,
         isa: str | None = None,
+        spin: bool = True,  # wait busily for some microseconds before parking
+        pin: bool = False,  # keep each thread on one core
     ) -> None:
         self.isa = selected_isa() if isa is None else _checked(isa, "isa")
         self.limits, self.kv, self.num_threads = limits, kv, num_threads
@@ -266,7 +268,7 @@ class Native:
         lowered = lowering.lower()
         self.vocab_size = lowering.logits.width
         self._executor = _native.Executor(
-            lowered, _kv_tuple(kv), limits.as_tuple(), num_threads, self.isa
+            lowered, _kv_tuple(kv), limits.as_tuple(), num_threads, self.isa, spin, pin
         )
         self.sizes = NativeSizes(**self._executor.sizes())
         self._linears = lowering.linears

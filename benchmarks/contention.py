@@ -2,7 +2,7 @@
 
     python benchmarks/contention.py SmolLM2-135M-Instruct.Q4_1.gguf --seconds 3
 
-In one run, at batch 1: one thread on a free machine, two threads on a free machine, then two threads
+In one run, at batch 1: one thread and then two threads on a free machine, then two threads
 while a process that never sleeps is pinned to one core. Tokens a second of each, and the last as a
 share of the first: 0.9 and more means that a thread that is descheduled delays nobody.
 """

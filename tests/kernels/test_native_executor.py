@@ -351,11 +351,11 @@ def test_an_idle_pool_uses_no_time(shape: Shape) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("waits", [{"spin": False}, {"pin": True}, {"spin": False, "pin": True}])
+@pytest.mark.parametrize(("spin", "pin"), [(False, False), (True, True), (False, True)])
 def test_how_threads_wait_changes_no_bit(
-    shape: Shape, whole: Float32, waits: dict[str, bool]
+    shape: Shape, whole: Float32, spin: bool, pin: bool
 ) -> None:
-    engine = Native(lowered(shape), kv=shape.kv, limits=LIMITS, num_threads=3, **waits)
+    engine = Native(lowered(shape), kv=shape.kv, limits=LIMITS, num_threads=3, spin=spin, pin=pin)
     work = Work(_tokens(shape), 0, NUM_TOKENS, _blocks(shape, 1, 0), range(-12, 0))
     assert _bits(engine.forward(batch_of([work], shape.block_size))) == _bits(whole)
     engine.close()

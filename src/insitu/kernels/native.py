@@ -308,10 +308,8 @@ class Native:
     def profile(self) -> list[OperatorTime]:
         """Where the steps since ``start_profile`` spent their time, in the program's order."""
         times = self._executor.profile()
-        return [
-            OperatorTime(kind, name, time_ns)
-            for (kind, name), time_ns in zip(self._names, times, strict=False)
-        ]
+        named = zip(self._names, times, strict=False)
+        return [OperatorTime(kind, name, time_ns) for (kind, name), time_ns in named]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy the keys and values of a KV block of every layer."""

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from insitu.server.schema import LIMIT, MAX_ID, Neutral
-from insitu.server.schema_sampling import NewTokens, Nothing, One, OnlyFalse, SamplingFields
+from insitu.server.schema_sampling import (
+    NewTokens,
+    Nothing,
+    One,
+    OnlyFalse,
+    SamplingFields,
+    requires,
+)
 from insitu.types import Refusal, Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -53,8 +60,20 @@ def parse_prompt(value: Any) -> str | tuple[int, ...]:
     return tuple(value)
 
 
+_ONE_OF_ONE: dict[str, Any] = {
+    "if": {"properties": {"best_of": {"type": "integer"}}, "required": ["best_of"]},
+    "then": {"properties": {"n": {"enum": [1, None]}}},
+}
+
+
 class CompletionRequest(SamplingFields):
     """A text to be continued."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [requires("stream_options", "object", "stream"), _ONE_OF_ONE],
+        }
+    )
 
     prompt: Annotated[
         str | tuple[int, ...], PlainValidator(parse_prompt), WithJsonSchema(_PROMPT_SCHEMA)

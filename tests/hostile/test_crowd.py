@@ -111,5 +111,4 @@ def test_nobody_is_touched_by_a_crowd(smollm2_path: Path, duration_s: float) -> 
     )
     assert values["insitu_engine_sequences_failed_total"] == 0
     assert values["insitu_requests_received_total"] == values["insitu_requests_total"]
-    assert values["insitu_num_preemptions_total"] > 0 or duration_s < 60
     assert min(crowd.seen[one] for one in ("behaves: 200", "leaves", "rubbish", "holds")) > 0

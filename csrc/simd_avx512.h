@@ -98,7 +98,12 @@ static inline float reduce_max(f32x16 a) {
   const __m128 a2 = _mm_max_ps(a4, _mm_movehl_ps(a4, a4));
   return _mm_cvtss_f32(_mm_max_ss(a2, _mm_movehdup_ps(a2)));
 }
-static inline int32_t ireduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+static inline int32_t ireduce_add(i32x16 a) {  // gcc's own adds the last lanes as int, which may not wrap
+  const __m256i a8 = _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+  const __m128i a4 = _mm_add_epi32(_mm256_castsi256_si128(a8), _mm256_extracti128_si256(a8, 1));
+  const __m128i a2 = _mm_add_epi32(a4, _mm_shuffle_epi32(a4, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(a2, _mm_shuffle_epi32(a2, 0xb1)));
+}
 static inline int32_t ireduce_max(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 
 }  // namespace insitu::INSITU_NS

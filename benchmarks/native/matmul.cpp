@@ -18,7 +18,7 @@ constexpr Named kTypes[] = {{BlockType::Q4_0, "Q4_0", 32},  {BlockType::Q4_1, "Q
                             {BlockType::F16, "F16", 0},     {BlockType::BF16, "BF16", 0},   {BlockType::F32, "F32", 0}};
 
 struct Options {
-  std::string types = "Q4_0,Q4_1,Q8_0,Q4_K,Q6_K", rows = "1,2,4,8,16,32,512", isa = "avx512";
+  std::string types = "Q4_0,Q4_1,Q8_0,Q4_K,Q6_K", rows = "1,2,4,8,16,32,512", isa;
   int n = 8960, k = 1536, threads = 2, rounds = 9;
   size_t cold_mb = 64;
 };
@@ -92,6 +92,9 @@ int main(int argc, char** argv) {
     else return std::fprintf(stderr, "matmul: no option %s\n", key.c_str()), 2;
   }
   const KernelTable* table = kernel_table(o.isa.c_str());
+  if (o.isa.empty())
+    for (const char* isa : {"avx2", "avx2vnni", "avx512base", "avx512vnni", "avx512amx"})
+      if (const KernelTable* better = kernel_table(isa)) table = better;
   if (!table) return std::fprintf(stderr, "matmul: %s cannot run here\n", o.isa.c_str()), 2;
   Crew crew(o.threads);
   std::printf("%s, %d x %d, %d threads, %d rounds\n", table->name, o.n, o.k, o.threads, o.rounds);

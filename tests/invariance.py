@@ -145,6 +145,8 @@ class Load:
             }
             if index % 5 != 4:
                 body["logprobs"] = (3, 0, 20, 1)[index % 4]
+            if index % 7 == 2:
+                body["priority"] = index % 3 - 1
             if index % 8 == 3:
                 body["n"] = 2
             if index % 6 == 1:
@@ -287,6 +289,8 @@ async def _come_and_go(generator: TextGenerator, load: Load, index: int, when: f
             break
         num_left -= 1
     await stream.aclose()  # type: ignore[attr-defined]
+    if index == 5:  # all that is kept of prompts is wiped while others run
+        await asyncio.to_thread(generator.forget, Caller())
 
 
 async def _evict(

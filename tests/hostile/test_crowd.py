@@ -64,7 +64,7 @@ def series_when_idle(server: LiveServer) -> dict[str, float]:
 @pytest.mark.parametrize(
     "duration_s",
     [
-        8,
+        5,
         pytest.param(
             300,
             marks=[pytest.mark.slow(reason="five minutes of load"), pytest.mark.timeout(600)],

@@ -17,7 +17,7 @@ from server.test_door import cancel_after_first_byte, sample, scrape
 
 from insitu.engine.runner import BatchRunner
 from insitu.llm.preparing import Preparer
-from insitu.server import feed
+from insitu.server import answer, feed
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
 
@@ -197,6 +197,25 @@ def test_a_client_that_does_not_read_holds_no_blocks_once_its_time_is_over(
             return await scrape(client)
 
     assert sample(asyncio.run(run()), "insitu_requests_cancelled_total", cause="timeout") == 1
+
+
+def test_a_client_that_reads_nothing_for_long_has_gone(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "_READ_TIMEOUT_S", 0.2)
+
+    async def run() -> str:
+        app = create_app(generator, ServerOptions())
+        begun = asyncio.Event()
+        await asyncio.wait_for(never_reads(app, chat(stream=True), begun), 5)
+        assert begun.is_set()
+        assert app.state.service.lifecycle.num_active == 0
+        await until_idle(generator)
+        async with client_of(app) as client:
+            return await scrape(client)
+
+    text = asyncio.run(run())
+    assert sample(text, "insitu_requests_cancelled_total", cause="disconnect") == 1
 
 
 def test_the_end_of_a_drain_gives_blocks_back_whoever_reads(generator: TextGenerator) -> None:

@@ -7,6 +7,7 @@ way out; a stream that fails carries an ``error`` event and no finish reason, th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # How long a stream's headers wait for a first delta: refusals by the engine come at once.
 _SETTLE_S = 0.5
+# A client that takes nothing in for so long has gone: what was made for it is not kept for ever.
+_READ_TIMEOUT_S = 60.0
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -152,7 +155,8 @@ class EventStream(Response):
             self._record.note_error(error)
             self._record.outcome = self._record.outcome or Outcome.FAILED
             last = event(error_body(as_refusal(error))) + _DONE
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+            with contextlib.suppress(ClientGone):
+                await _write(send, [last], is_last=True)
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -167,9 +171,16 @@ class EventStream(Response):
             usage = _usage(self._record, self._prepared)
             out.append(event(self._shape.usage_chunk(usage)))
         out.append(_DONE)
-        await send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
+        await _write(send, out, is_last=True)
 
 
-async def _write(send: Send, parts: list[bytes]) -> None:
-    if parts:
-        await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
+async def _write(send: Send, parts: list[bytes], *, is_last: bool = False) -> None:
+    """Send what was made; a client that does not read it within ``_READ_TIMEOUT_S`` has gone."""
+    if not parts:
+        return
+    body = {"type": "http.response.body", "body": b"".join(parts), "more_body": not is_last}
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            await send(body)
+    except TimeoutError:
+        raise ClientGone from None

@@ -55,6 +55,15 @@ def test_the_variable_names_the_file_and_config_wins_over_it(tmp_path: Path) -> 
     [
         ("prot = 9000\n", "unknown key 'prot'"),
         ("[server]\nport = 1\n", "unknown key 'server'"),
+        (f"port = {'9' * 5000}\n", "digits"),
+        (f"port = {'[' * 5000}{']' * 5000}\n", "nested too deep"),
+        ("#" * (1 << 20) + "\n", "over 1048576 bytes"),
+        ('models_dir = "~nobody-of-that-name/x"\n', "models_dir: a path whose ~"),
+        ('cors_origin = ["example.org"]\n', "cors_origin: an origin as a browser sends it"),
+        ('cors_origin = ["https://example.org/page"]\n', "cors_origin: an origin"),
+        ('allowed_host = ["http://example.org"]\n', "allowed_host: an address or host name"),
+        (f'kv_cache_bytes = "{"9" * 5000}"\n', "kv_cache_bytes: a size in bytes"),
+        (f'kv_cache_bytes = "{"9" * 400}.5TiB"\n', "kv_cache_bytes: a size in bytes"),
         ('port = "many"\n', "port: a whole number"),
         ("port = 70000\n", "port: a whole number from 0 to 65535"),
         ("port = true\n", "port: a whole number"),
@@ -160,8 +169,8 @@ def test_flags_hand_over_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         seen.append(settings)
 
     path = file_with(tmp_path, "port = 9000\ninsecure = true\n")
-    verb.main(["--cors-origin", "a", "--cors-origin", "b"], standalone_mode=False)
+    verb.main(["--cors-origin", "http://a", "--cors-origin", "http://b"], standalone_mode=False)
     verb.main(["--config", str(path)], standalone_mode=False)
     verb.main(["--config", str(path), "--port", "1"], standalone_mode=False)
-    assert seen[0].cors_origin == ("a", "b")
+    assert seen[0].cors_origin == ("http://a", "http://b")
     assert (seen[1].port, seen[1].insecure, seen[2].port) == (9000, True, 1)

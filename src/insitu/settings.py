@@ -26,8 +26,10 @@ _UNITS = {
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "b": 1,
 }  # fmt: skip
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?)\s*([a-z]*)", re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://[!-.0-~]+")  # visible ASCII without a slash
 _HOST_BYTES_MAX = 253
+_MAX_FILE_BYTES = 1 << 20
 
 
 class SettingError(Exception):
@@ -109,13 +111,26 @@ def _host(raw: Any) -> str:
 def _path(raw: Any) -> Path:
     if isinstance(raw, Path):
         return raw
-    return Path(_text(raw)).expanduser()
+    try:
+        return Path(_text(raw)).expanduser()
+    except RuntimeError:
+        raise _Refused("a path whose ~ is the home of somebody here") from None
 
 
-def _texts(raw: Any) -> tuple[str, ...]:
-    if not isinstance(raw, (list, tuple)):
-        raise _Refused("a list of texts")
-    return tuple(_text(item) for item in raw)
+def _origin(raw: Any) -> str:
+    text = _text(raw)
+    if not _ORIGIN.fullmatch(text.removesuffix("/")):
+        raise _Refused("an origin as a browser sends it, such as https://example.org,")
+    return text
+
+
+def _many(read: Callable[[Any], str]) -> Callable[[Any], tuple[str, ...]]:
+    def read_all(raw: Any) -> tuple[str, ...]:
+        if not isinstance(raw, (list, tuple)):
+            raise _Refused("a list of texts")
+        return tuple(read(item) for item in raw)
+
+    return read_all
 
 
 def _one_of(*choices: str) -> Kind:
@@ -151,7 +166,8 @@ TEXT = Kind("TEXT", _text)
 HOST = Kind("HOST", _host)
 FILE = Kind("FILE", _path)
 FOLDER = Kind("DIR", _path)
-TEXTS = Kind("TEXT", _texts, is_repeatable=True)
+HOSTS = Kind("HOST", _many(_host), is_repeatable=True)
+ORIGINS = Kind("ORIGIN", _many(_origin), is_repeatable=True)
 
 
 def _setting(default: Any, kind: Kind, help_text: str, *, numeric: bool = False) -> Any:
@@ -171,10 +187,10 @@ class Settings:
         False, BOOLEAN, "Let a server without keys listen beyond this machine."
     )
     allowed_host: tuple[str, ...] = _setting(
-        (), TEXTS, "A further Host header to answer to (repeatable)."
+        (), HOSTS, "A further Host header to answer to (repeatable)."
     )
     cors_origin: tuple[str, ...] = _setting(
-        (), TEXTS, "A web origin whose pages may call this server (repeatable)."
+        (), ORIGINS, "A web origin whose pages may call this server (repeatable)."
     )
     served_model_name: str | None = _setting(
         None, TEXT, "Name that clients use for the model [default: its catalogue or file name]."
@@ -272,11 +288,17 @@ def read_value(name: str, raw: Any, where: str) -> Any:
 def read_file(path: Path) -> dict[str, Any]:
     """The settings file's checked values."""
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(_MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
+            raise SettingError(f"settings file {path}: over {_MAX_FILE_BYTES} bytes.")
+        values = tomllib.loads(raw.decode("utf-8"))
     except OSError as error:
         raise SettingError(f"settings file {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise SettingError(f"settings file {path}: {error}.") from error
+    except RecursionError as error:
+        raise SettingError(f"settings file {path}: nested too deep.") from error
     if unknown := sorted(set(values) - set(FIELDS)):
         raise SettingError(
             f"settings file {path}: unknown key {unknown[0]!r} (known: {', '.join(FIELDS)})."

@@ -63,6 +63,10 @@ def test_help_imports_nothing_heavy() -> None:
         (["serve", "--port", "x"], "--port: a whole number is wanted, not 'x'"),
         (["serve", "--kv-cache-bytes", "much"], "--kv-cache-bytes: a size in bytes"),
         (["serve", "--prot", "1"], "No such option"),
+        (["plan", "~nobody-of-that-name/model.gguf"], "is no file"),
+        (["plan", ""], "'' is no file"),
+        (["pull", ""], "an empty text"),
+        (["pull", "~nobody-of-that-name/model.gguf"], "is neither in a catalogue"),
         (["serve", "--config", "/nowhere.toml"], "settings file /nowhere.toml: No such file"),
         (["serve", "--host", "::"], "give --api-key-file FILE, or --insecure"),
         (["serve", "--host", "192.0.2.1"], "give --api-key-file FILE, or --insecure"),
@@ -196,3 +200,36 @@ def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
     process.wait()
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "insitu", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "insitu: cannot write the output: No space left on device.\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_nothing(closed: str) -> None:
+    command = f"exec '{sys.executable}' -m insitu list {closed}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_too_little_memory_is_one_line(smollm2_path: Path) -> None:
+    limited = f"ulimit -v 400000; exec '{sys.executable}' -m insitu generate '{smollm2_path}' x"
+    done = subprocess.run(
+        ["/bin/sh", "-c", limited], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "ulimit -v" in done.stderr
+    assert done.stderr.count("\n") == 1

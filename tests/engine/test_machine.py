@@ -9,6 +9,8 @@ from insitu.engine.machine import has_cpu_quota, memory_limit, num_usable_cpus
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 MEMINFO = "MemTotal:       8388608 kB\nMemFree: 1 kB\nMemAvailable:   4194304 kB\n"
 
 
@@ -55,6 +57,15 @@ def test_a_container_that_sees_its_own_root(tmp_path: Path) -> None:
 def test_nonsense_limits_nothing(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "what\n::\n", "sys/fs/cgroup/memory.max": "-5 lots\n"}
     assert memory_limit(write(tmp_path, files)).limit_bytes == 4 * 2**30
+
+
+def test_the_address_space_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write(tmp_path, {"proc/self/status": "Name: x\nVmSize:    1024 kB\n"})
+    monkeypatch.setattr("resource.getrlimit", lambda _: (3 * 2**20, -1))
+    limit = memory_limit(root)
+    assert (limit.limit_bytes, limit.source) == (2 * 2**20, "ulimit -v")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (2**19, -1))
+    assert memory_limit(root).limit_bytes == 0
 
 
 def test_cpus_by_quota_and_cores(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Not here: how each source is fetched (wheel, url, hub) and the layout of the fol
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -65,7 +66,9 @@ def parse_source(text: str, entries: Mapping[str, CatalogEntry]) -> Source:
         return url.parse_url(text)
     if text.startswith(hub.PREFIX):
         return hub.parse_hub(text)
-    path = Path(text).expanduser()
+    if not text:
+        raise BadSourceError("an empty text names no model.")
+    path = Path(os.path.expanduser(text))  # as it is where ~ is nobody's
     if path.exists():
         return path
     known = ", ".join(sorted(entries))

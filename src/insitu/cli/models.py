@@ -50,7 +50,7 @@ def pull_command(
 
     with Bar(is_quiet=quiet) as bar:
         pulled = pull(
-            source or DEFAULT_MODEL,
+            DEFAULT_MODEL if source is None else source,
             models_dir_of(settings),
             catalog=settings.catalog,
             name=name,

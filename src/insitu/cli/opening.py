@@ -29,7 +29,8 @@ def locate(text: str | None, settings: Settings) -> Located:
     from insitu.weights.locate import resolve
 
     catalogs = (SHIPPED,) if settings.catalog is None else (SHIPPED, settings.catalog)
-    return resolve(text or DEFAULT_MODEL, models_dir_of(settings), catalogs)
+    text = DEFAULT_MODEL if text is None else text
+    return resolve(text, models_dir_of(settings), catalogs)
 
 
 def locate_or_pull(text: str | None, settings: Settings) -> Located:
@@ -46,7 +47,7 @@ def locate_or_pull(text: str | None, settings: Settings) -> Located:
 
         with Bar() as bar:
             models_dir = models_dir_of(settings)
-            source = text or DEFAULT_MODEL
+            source = DEFAULT_MODEL if text is None else text
             pulled = pull(source, models_dir, catalog=settings.catalog, progress=bar)
         return Located(pulled.path, pulled.record.name)
 

@@ -6,6 +6,7 @@ and status 2; only our own mistakes show a traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -79,6 +80,7 @@ def insitu() -> None:
 
 def main() -> NoReturn:
     """Run the command line and end the process with its status."""
+    _open_standard_streams()
     try:
         status = insitu.main(standalone_mode=False)
         sys.stdout.flush()
@@ -91,13 +93,38 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         # Whoever read our output is gone; so is what we would say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(1)
+    except MemoryError:
+        fail(
+            "out of memory. Raise the limit (ulimit -v, the container's), or lower "
+            "--kv-cache-bytes or --max-num-batched-tokens; `insitu plan` shows what is needed."
+        )
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:
+            _drop_output()
+            fail(f"cannot write the output: {error.strerror}.")
         if not _is_users(error):
             raise
         fail(str(error))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _open_standard_streams() -> None:
+    """Stand /dev/null in for each that is closed, lest the next file opened take its number."""
+    modes = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+    for number, (name, mode) in enumerate(modes):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere: writing it would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str) -> NoReturn:
@@ -105,6 +132,9 @@ def fail(message: str) -> NoReturn:
     click.echo(f"insitu: {message}", err=True)
     sys.exit(2)
 
+
+# A full disk, a broken device, a closed or unwritable descriptor.
+_WRITE_ERRORS = frozenset((errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG))
 
 # Errors that a user can cause, by the module they live in; only rooms already imported can raise.
 _USER_ERRORS = (

@@ -14,10 +14,12 @@ when it returns their blocks are freed and the rest goes on.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -45,6 +47,16 @@ SWITCH_INTERVAL_S = 1e-4
 # A step of 512 tokens through a large model on a slow machine takes a minute or two.
 STEP_TIMEOUT_S = 300.0
 _JOIN_S = 0.05
+
+
+_LOOPS: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter goes: native memory must not outlive it, nor a thread run on."""
+    for loop in list(_LOOPS):
+        loop.close()
 
 
 def tune_process() -> None:
@@ -93,6 +105,7 @@ class EngineLoop:
         self._watchdog = Watchdog(step_timeout_s, self._fail_late)
         self._thread = threading.Thread(target=self._run, name="insitu-engine", daemon=True)
         self._thread.start()
+        _LOOPS.add(self)
 
     @property
     def is_alive(self) -> bool:

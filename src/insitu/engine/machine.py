@@ -1,6 +1,7 @@
 """What this process may use of its machine: memory, processors.
 
-Reads cgroups (v2 and v1), /proc and the affinity mask. Not here: what the model needs (``plan``).
+Reads cgroups (v2 and v1), ulimits, /proc and the affinity mask. Not here: what the model needs
+(``plan``).
 
 Always true: a limit is the least of all that apply, and a file that cannot be read limits nothing.
 """
@@ -8,6 +9,7 @@ Always true: a limit is the least of all that apply, and a file that cannot be r
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +33,18 @@ def memory_limit(root: Path = Path("/")) -> Memory:
         for name in ("memory.max", "memory.limit_in_bytes")
         if (size := _number(folder / name)) is not None and size < _NO_LIMIT
     ]
+    limits += _address_space(root)
     limits.append(_machine_memory(root))
     return min(limits, key=lambda one: one.limit_bytes)
+
+
+def _address_space(root: Path) -> list[Memory]:
+    """What ``ulimit -v`` leaves of the address space, much of which is taken already."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    sizes = [line.split()[1] for line in _lines(root / "proc/self/status") if "VmSize:" in line]
+    if limit == resource.RLIM_INFINITY or not sizes or not sizes[0].isdigit():
+        return []
+    return [Memory(max(0, limit - int(sizes[0]) * 1024), "ulimit -v")]
 
 
 def _machine_memory(root: Path) -> Memory:

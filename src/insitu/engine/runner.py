@@ -87,8 +87,10 @@ class BatchRunner:
         self._native.wipe_block(block)
 
     def close(self) -> None:
-        """Close the native interpreter."""
-        self._native.close()
+        """Close the native interpreter and let go of it, whoever still holds this runner."""
+        if hasattr(self, "_native"):
+            self._native.close()
+            del self._native
 
 
 def batch_of(scheduled: Items[Scheduled], block_size: int) -> Batch:

@@ -70,14 +70,14 @@ def build(
     wanted = Wanted(**settings)
     source = open_source(path)
     try:
-        # The digest and the vocabulary are made while weights are packed.
+        # The digest is made while weights are packed, and only of a file that can be served.
         with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
-            digest = workers.submit(source.digest)
             codec = workers.submit(_load_codec, source)
             model = load_model(source)
             made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
             tokenizer, template = codec.result()
             _require_rows(source, tokenizer, model)
+            digest = workers.submit(source.digest)
             loop = start_engine(
                 model, made, max_num_waiting=max_num_waiting, step_timeout_s=step_timeout_s
             )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import queue
-import weakref
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -73,8 +72,6 @@ class LLM:
             located.path, name=located.name, max_num_waiting=_MAX_NUM_WAITING, **settings
         )
         self._ids = itertools.count()
-        # Its thread would else outlive whoever drops this, and be cut off when Python ends.
-        self._at_end = weakref.finalize(self, self._generator.close)
 
     def generate(
         self,
@@ -131,7 +128,7 @@ class LLM:
 
     def close(self) -> None:
         """Give memory and threads back; the end of the program, or of the last use, does it too."""
-        self._at_end()
+        self._generator.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
@@ -55,6 +56,8 @@ class TextGenerator:
         self._loop = loop
         self._card = card
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="insitu-prepare")
+        # The engine's thread keeps the loop alive: what nobody can ask any more is closed.
+        weakref.finalize(self, loop.close).atexit = False
         self._inboxes: dict[str, asyncio.Queue[Output]] = {}
 
     async def prepare(self, request: Request) -> Prepared:

@@ -64,7 +64,7 @@ def resolve(
 ) -> Located:
     """The model's file or folder: an existing path first, then a pulled name."""
     text = os.fspath(name_or_path)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # as it is where ~ is nobody's
     if "\0" not in text and text and os.path.exists(path):
         return Located(path, _name_of(path))
     folder = models_dir.expanduser()

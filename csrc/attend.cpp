@@ -1,124 +1,220 @@
-// The attention operator of a step: store keys and values, cut the queries into items, merge.
-// An item is (sequence, KV head, tile of query rows, range of chunks). Long contexts with few rows
-// are cut over chunks too; their partials wait in `split_` and are merged in order.
+// The cutting and running of attend.h.
+#include "attend.h"
+
 #include <algorithm>
 
-#include "program.h"
+#include "memory.h"
 
 namespace insitu {
 
 namespace {
 
+constexpr size_t kMaxSplitBytes = size_t{16} << 20;
+constexpr int kItemsAThread = 8;
+constexpr int kSplitRows = 16;  // most rows of a tile that is expected to be split, for its memory
+
 int chunks_of(int num_keys) { return (num_keys + kChunkPositions - 1) / kChunkPositions; }
 
-// Keys that query row `row` (of the flattened (token, head) pairs) of a sequence attends to.
-int num_keys_of(const Batch& b, int seq, int row, int heads) {
-  const int num_queries = b.query_start_loc[seq + 1] - b.query_start_loc[seq];
-  return b.seq_lens[seq] - num_queries + row / heads + 1;
+// A tile's time over one chunk, in units of one row's arithmetic: reading the chunk costs as much as four.
+double cost_of(int num_rows, int num_chunks) { return (4.0 + num_rows) * num_chunks; }
+
+int num_queries(const Batch& b, int seq) { return b.query_start_loc[seq + 1] - b.query_start_loc[seq]; }
+
+// Positions [first, last) that a sequence's query attends to.
+struct Keys {
+  int first, last;
+};
+Keys keys_of(const Batch& b, int seq, int query, int window) {
+  const int last = b.seq_lens[seq] - num_queries(b, seq) + query + 1;
+  return {window > 0 ? std::max(0, last - window) : 0, last};
+}
+
+int most_chunks(const KvSpec& kv, const Limits& limits) {
+  return chunks_of(static_cast<int>(int64_t{limits.max_blocks_per_seq} * kv.block_size));
+}
+
+size_t worker_bytes(const KvSpec& kv) {
+  const size_t states = size_t{kMaxTileRows} * (kPartialHeader + kv.head_dim);
+  return align_up(sizeof(float) * (states + attention_scratch_floats(kv.head_dim)));
+}
+
+// Partials that wait to be folded because several threads share one tile.
+size_t split_bytes(const KvSpec& kv, const Limits& limits, int num_threads) {
+  const size_t chunks = most_chunks(kv, limits);
+  if (chunks == 1 || num_threads == 1) return 0;
+  const size_t rows = size_t{kItemsAThread} / 2 * num_threads * kSplitRows;
+  return align_up(std::min(kMaxSplitBytes, sizeof(float) * rows * chunks * (kPartialHeader + kv.head_dim)));
 }
 
 }  // namespace
 
-int Executor::tile_rows(int heads) const {
-  // A lone token's heads stay together when they fit, so that its keys are read once.
-  const int most = table_.max_tile_rows;
-  return heads > most && heads <= kMaxTileRows && most > 3 ? heads : most;
+size_t Attention::kv_layer_bytes(const KvSpec& kv, const Limits& limits) {
+  return size_t{1} * limits.num_blocks * kv.num_kv_heads * kv_head_bytes(kv.type, kv.block_size, kv.head_dim);
 }
 
-void Executor::plan_attention(const Operator& op, const Batch& batch) {
-  items_.clear();
-  merges_.clear();
-  split_used_ = 0;
-  const int heads = op.num_heads / op.num_kv_heads, most = tile_rows(heads);
-  double total = 0;  // in tile chunks
-  for (int s = 0; s < batch.num_seqs; s++) {
-    const int rows = (batch.query_start_loc[s + 1] - batch.query_start_loc[s]) * heads;
-    total += static_cast<double>((rows + most - 1) / most) * chunks_of(batch.seq_lens[s]) * op.num_kv_heads;
+size_t Attention::scratch_bytes(const KvSpec& kv, const Limits& limits, int num_threads) {
+  return worker_bytes(kv) * num_threads + split_bytes(kv, limits, num_threads);
+}
+
+Attention::Attention(const KernelTable& table, const KvSpec& kv, const Limits& limits, int num_threads,
+                     int max_num_heads, uint8_t* kv_pool, uint8_t* scratch)
+    : table_(table),
+      kv_(kv),
+      num_threads_(num_threads),
+      kv_pool_(kv_pool),
+      layer_bytes_(kv_layer_bytes(kv, limits)),
+      workers_(reinterpret_cast<float*>(scratch)),
+      worker_floats_(worker_bytes(kv) / sizeof(float)),
+      split_floats_(split_bytes(kv, limits, num_threads) / sizeof(float)),
+      split_(workers_ + worker_floats_ * num_threads) {
+  // As many as there can be, so that no step allocates: see plan_sequence.
+  const int64_t rows = int64_t{limits.max_num_tokens} * max_num_heads;
+  const size_t tiles = rows / kMaxTileRows + size_t{1} * limits.max_num_seqs * kv.num_kv_heads;
+  const size_t splits = size_t{kItemsAThread} * num_threads;
+  for (Plan& plan : plans_) {
+    plan.items.reserve(tiles + 2 * splits);
+    plan.splits.reserve(splits);
   }
-  const double target = std::max(1.0, total / (8.0 * pool_.num_threads()));
-  for (int s = 0; s < batch.num_seqs; s++) plan_sequence(op, batch, s, target);
-  planned_for_ = &op;
+  unfinished_ = std::make_unique<std::atomic<int>[]>(splits);
 }
 
-void Executor::plan_sequence(const Operator& op, const Batch& batch, int seq, double target) {
-  const int heads = op.num_heads / op.num_kv_heads, most = tile_rows(heads);
-  const int rows = (batch.query_start_loc[seq + 1] - batch.query_start_loc[seq]) * heads;
-  const int tiles = (rows + most - 1) / most;
-  for (int kv_head = 0; kv_head < op.num_kv_heads; kv_head++) {
-    for (int tile = tiles - 1; tile >= 0; tile--) {  // the longest first
-      const int first = static_cast<int>(int64_t{rows} * tile / tiles);
-      const int num_rows = static_cast<int>(int64_t{rows} * (tile + 1) / tiles) - first;
-      const int chunks = chunks_of(num_keys_of(batch, seq, first + num_rows - 1, heads));
-      const ptrdiff_t partials = static_cast<ptrdiff_t>(chunks) * num_rows * (kPartialHeader + op.head_dim);
-      const bool is_split = chunks > 2 * target && split_used_ + partials <= split_floats_;
-      if (!is_split) {
-        items_.push_back({seq, kv_head, first, num_rows, 0, chunks, -1});
+void Attention::start_step() { num_plans_ = 0; }
+
+const Attention::Plan& Attention::plan_of(const AttentionOp& op, const Batch& batch) {
+  for (int i = 0; i < num_plans_; i++)
+    if (plans_[i].num_heads == op.num_heads && plans_[i].window == op.window) return plans_[i];
+  Plan& plan = plans_[num_plans_ < 2 ? num_plans_++ : 1];
+  plan.num_heads = op.num_heads;
+  plan.window = op.window;
+  plan.items.clear();
+  plan.splits.clear();
+  plan.split_used = 0;
+  const int heads = op.num_heads / kv_.num_kv_heads;
+  double total = 0;
+  for (int s = 0; s < batch.num_seqs; s++) {
+    const int queries = num_queries(batch, s), rows = queries * heads;
+    const Keys whole = keys_of(batch, s, queries - 1, op.window);
+    const int tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
+    total += kv_.num_kv_heads * tiles * cost_of(rows / tiles, chunks_of(whole.last) - whole.first / kChunkPositions);
+  }
+  const double target = total / (kItemsAThread * num_threads_);
+  for (int s = 0; s < batch.num_seqs; s++) plan_sequence(plan, batch, s, target);
+  return plan;
+}
+
+Attention::Tile Attention::tile_of(const Plan& plan, const Batch& batch, int seq, int kv_head, int first_row,
+                                   int last_row) const {
+  const int heads = plan.num_heads / kv_.num_kv_heads;
+  const int first_key = keys_of(batch, seq, first_row / heads, plan.window).first;
+  const int num_keys = keys_of(batch, seq, (last_row - 1) / heads, plan.window).last;
+  return {seq, kv_head, first_row, last_row - first_row, first_key / kChunkPositions, chunks_of(num_keys)};
+}
+
+void Attention::plan_sequence(Plan& plan, const Batch& batch, int seq, double target) {
+  const int rows = num_queries(batch, seq) * (plan.num_heads / kv_.num_kv_heads);
+  const int tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
+  for (int kv_head = 0; kv_head < kv_.num_kv_heads; kv_head++) {
+    for (int i = tiles - 1; i >= 0; i--) {  // the longest first
+      const Tile tile = tile_of(plan, batch, seq, kv_head, static_cast<int>(int64_t{rows} * i / tiles),
+                                static_cast<int>(int64_t{rows} * (i + 1) / tiles));
+      const int chunks = tile.last_chunk - tile.first_chunk;
+      const double cost = cost_of(tile.num_rows, chunks);
+      const ptrdiff_t partials = static_cast<ptrdiff_t>(chunks) * tile.num_rows * row_floats();
+      // There are fewer than kItemsAThread / 2 * threads tiles of twice the target.
+      if (num_threads_ == 1 || chunks == 1 || cost < 2 * target || plan.split_used + partials > split_floats_) {
+        plan.items.push_back({tile, tile.first_chunk, tile.last_chunk, -1});
         continue;
       }
-      const int parts = static_cast<int>((chunks + target - 1) / target);
+      const int parts = std::min(chunks, static_cast<int>(cost / target + 0.5));
       for (int part = 0; part < parts; part++)
-        items_.push_back({seq, kv_head, first, num_rows, static_cast<int>(int64_t{chunks} * part / parts),
-                          static_cast<int>(int64_t{chunks} * (part + 1) / parts), split_used_});
-      merges_.push_back({seq, kv_head, first, num_rows, split_used_});
-      split_used_ += partials;
+        plan.items.push_back({tile, tile.first_chunk + static_cast<int>(int64_t{chunks} * part / parts),
+                              tile.first_chunk + static_cast<int>(int64_t{chunks} * (part + 1) / parts),
+                              static_cast<int>(plan.splits.size())});
+      plan.splits.push_back({tile, parts, plan.split_used});
+      plan.split_used += partials;
     }
   }
 }
 
-void Executor::run_attention(const Operator& op, const Batch& batch) {
-  const KvLayer layer{kv_pool_.data() + op.layer * layer_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size,
-                      kv_.is_f16};
-  const TensorRef &k = op.inputs[1], &v = op.inputs[2];
-  for_rows(batch.num_tokens, 2.0 * k.width, [&](int row, int) {
-    table_.write_kv(layer, batch.slot_mapping[row], at(k) + static_cast<ptrdiff_t>(row) * k.stride,
-                    at(v) + static_cast<ptrdiff_t>(row) * v.stride);
+void Attention::run(ThreadPool& pool, const AttentionOp& op, const Batch& batch) {
+  const KvLayer layer{kv_pool_ + op.layer * layer_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size, kv_.type};
+  const int tokens = batch.num_tokens, items = tokens < 4 ? 1 : std::min(tokens, 4 * num_threads_);
+  pool.run(items, [&](int item, int) {
+    for (int t = static_cast<int>(int64_t{tokens} * item / items); t < int64_t{tokens} * (item + 1) / items; t++)
+      table_.write_kv(layer, batch.slot_mapping[t], op.k.row(t), op.v.row(t));
   });
-  // Every layer of a decoder has the same heads, so one plan serves the whole step.
-  if (!planned_for_ || planned_for_->num_heads != op.num_heads) plan_attention(op, batch);
-  pool_.run(static_cast<int>(items_.size()),
-            [&](int item, int worker) { attend(op, batch, items_[item], worker); });
-  pool_.run(static_cast<int>(merges_.size()), [&](int item, int) {
-    merge(op, batch, merges_[item], split_ + merges_[item].partials, merges_[item].num_rows);
-  });
+  const Plan& plan = plan_of(op, batch);
+  for (size_t i = 0; i < plan.splits.size(); i++)
+    unfinished_[i].store(plan.splits[i].num_parts, std::memory_order_relaxed);
+  pool.run(static_cast<int>(plan.items.size()),
+           [&](int item, int worker) { run_item(op, batch, plan, item, worker); });
 }
 
-void Executor::attend(const Operator& op, const Batch& batch, const AttentionItem& item, int worker) {
-  const int heads = op.num_heads / op.num_kv_heads;
-  AttentionTile tile{};
-  tile.kv = {kv_pool_.data() + op.layer * layer_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size, kv_.is_f16};
-  tile.kv_head = item.kv_head;
-  tile.num_rows = item.num_rows;
-  tile.block_table = batch.block_table + static_cast<ptrdiff_t>(item.seq) * batch.max_blocks;
+void Attention::run_item(const AttentionOp& op, const Batch& batch, const Plan& plan, size_t index, int worker) {
+  const Item& item = plan.items[index];
+  const int heads = op.num_heads / kv_.num_kv_heads;
+  AttentionTile tile;
+  tile.kv = {kv_pool_ + op.layer * layer_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size, kv_.type};
+  tile.kv_head = item.tile.kv_head;
+  tile.num_rows = item.tile.num_rows;
+  tile.block_table = batch.block_table + static_cast<ptrdiff_t>(item.tile.seq) * batch.max_blocks;
   tile.scale = op.scale;
-  const TensorRef& q = op.inputs[0];
-  for (int i = 0; i < item.num_rows; i++) {
-    const int row = item.first_row + i, token = batch.query_start_loc[item.seq] + row / heads;
-    const int head = item.kv_head * heads + row % heads;
-    tile.q[i] = at(q) + static_cast<ptrdiff_t>(token) * q.stride + static_cast<ptrdiff_t>(head) * op.head_dim;
-    tile.num_keys[i] = num_keys_of(batch, item.seq, row, heads);
+  tile.soft_cap = op.soft_cap;
+  for (int i = 0; i < tile.num_rows; i++) {
+    const int row = item.tile.first_row + i, query = row / heads;
+    tile.q[i] = op.q.row(batch.query_start_loc[item.tile.seq] + query) +
+                static_cast<ptrdiff_t>(tile.kv_head * heads + row % heads) * kv_.head_dim;
+    const Keys keys = keys_of(batch, item.tile.seq, query, op.window);
+    tile.first_key[i] = keys.first;
+    tile.num_keys[i] = keys.last;
   }
-  float* own = workers_ + worker_floats_ * worker;
-  float* scores = own + worker_floats_ - kMaxTileRows * (kChunkPositions + kv_.head_dim);
-  if (item.partials < 0) {
-    table_.attend_chunks(tile, item.first_chunk, item.last_chunk, own, scores);
-    merge(op, batch, {item.seq, item.kv_head, item.first_row, item.num_rows, 0}, own, item.num_rows);
-    return;
+  tile.next = {};
+  if (index + 1 < plan.items.size()) {  // likely this worker's next claim
+    const Item& next = plan.items[index + 1];
+    const int left = batch.seq_lens[next.tile.seq] - next.first_chunk * kChunkPositions;
+    tile.next = {batch.block_table + static_cast<ptrdiff_t>(next.tile.seq) * batch.max_blocks, next.tile.kv_head,
+                 next.first_chunk, (std::min(left, kChunkPositions) + 15) / 16};
   }
-  const ptrdiff_t chunk_floats = static_cast<ptrdiff_t>(item.num_rows) * (kPartialHeader + op.head_dim);
-  table_.attend_chunks(tile, item.first_chunk, item.last_chunk,
-                       split_ + item.partials + item.first_chunk * chunk_floats, scores);
+  float* states = workers_ + worker_floats_ * worker;
+  float* scratch = states + kMaxTileRows * row_floats();
+  if (item.split < 0) {
+    for (int i = 0; i < tile.num_rows; i++) states[i * row_floats() + 1] = 0.0f;
+    table_.attend_chunks(tile, item.first_chunk, item.last_chunk, states, 0, scratch);
+    return take_rows(op, batch, item.tile, states);
+  }
+  const Split& split = plan.splits[item.split];
+  const ptrdiff_t stride = tile.num_rows * row_floats();
+  float* out = split_ + split.partials + (item.first_chunk - item.tile.first_chunk) * stride;
+  table_.attend_chunks(tile, item.first_chunk, item.last_chunk, out, stride, scratch);
+  if (unfinished_[item.split].fetch_sub(1, std::memory_order_acq_rel) == 1) fold_split(op, batch, split);
 }
 
-void Executor::merge(const Operator& op, const Batch& batch, const MergeItem& item, const float* partials, int rows) {
-  const int heads = op.num_heads / op.num_kv_heads;
-  const ptrdiff_t row_floats = kPartialHeader + op.head_dim;
-  for (int i = 0; i < rows; i++) {
-    const int row = item.first_row + i, token = batch.query_start_loc[item.seq] + row / heads;
-    const int head = item.kv_head * heads + row % heads;
-    float* out = at(op.output) + static_cast<ptrdiff_t>(token) * op.output.stride +
-                 static_cast<ptrdiff_t>(head) * op.head_dim;
-    table_.merge_chunks(partials + i * row_floats, rows * row_floats,
-                        chunks_of(num_keys_of(batch, item.seq, row, heads)), op.head_dim, out);
+// A row's first chunk becomes its state.
+void Attention::fold_split(const AttentionOp& op, const Batch& batch, const Split& split) {
+  const Tile& tile = split.tile;
+  float* partials = split_ + split.partials;
+  const int heads = op.num_heads / kv_.num_kv_heads;
+  for (int i = 0; i < tile.num_rows; i++) {
+    const Keys keys = keys_of(batch, tile.seq, (tile.first_row + i) / heads, op.window);
+    const auto partial = [&](int chunk) {
+      return partials + (static_cast<ptrdiff_t>(chunk - tile.first_chunk) * tile.num_rows + i) * row_floats();
+    };
+    const int first = keys.first / kChunkPositions;
+    float* state = partials + i * row_floats();
+    if (partial(first) != state) std::copy_n(partial(first), row_floats(), state);
+    for (int chunk = first + 1; chunk < chunks_of(keys.last); chunk++)
+      table_.fold_chunk(state, partial(chunk), kv_.head_dim);
+  }
+  take_rows(op, batch, tile, partials);
+}
+
+void Attention::take_rows(const AttentionOp& op, const Batch& batch, const Tile& tile, const float* states) {
+  const int heads = op.num_heads / kv_.num_kv_heads;
+  for (int i = 0; i < tile.num_rows; i++) {
+    const int row = tile.first_row + i;
+    float* out = op.out.row(batch.query_start_loc[tile.seq] + row / heads) +
+                 static_cast<ptrdiff_t>(tile.kv_head * heads + row % heads) * kv_.head_dim;
+    table_.take_output(states + i * row_floats(), kv_.head_dim, out);
   }
 }
 

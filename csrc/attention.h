@@ -1,108 +1,116 @@
-// Paged KV cache: storing one token's keys and values, and causal attention over what is stored.
-// Not here: which tile or chunk runs on which thread (program.cpp), or range checks (bindings).
+// Causal attention over the paged KV cache: scores, softmax and weighted values of one chunk at a time.
+// Not here: how keys and values are stored (kv_store.h), which tile or chunk runs on which thread
+// (attend.cpp), or range checks (batch.cpp). Truth: kernels/reference_attention.py.
 //
-// A layer's pool is [num_blocks][num_kv_heads]{ K: [block_size / 16][head_dim][16 positions];
-// V: [block_size][head_dim] }, float16 or float32: 16 positions are the lanes of a score, 16 dims
-// those of an output. Every key and value is read back as stored, the token's own included.
+// Always true: a row's bits depend on its query and the stored positions it attends to, never on the tile,
+// the block size or who else is in the batch. Positions are cut into chunks of 256; in a chunk: all scores
+// (even dims, odd dims, one add), one maximum, exponentials summed in 16 lanes by position, then V in
+// position order; chunks are folded in order, and one that is wholly masked for a row is left out. Masked
+// positions are selected away, never multiplied: a recycled block may hold NaN.
 //
-// Always true: a row's bits depend on its query and the stored positions before it, never on the
-// tile, the block size or who else is in the batch. Positions are cut into chunks of 256; in a
-// chunk: all scores (even dims, odd dims, one add), one maximum, exponentials summed in 16 lanes
-// by position, then V in position order. Masked positions are selected away, never multiplied:
-// a recycled block may hold NaN.
+// A tile of many rows widens the chunk once to float32 (exact) and runs over that, a register tile at a
+// time; one of few reads the cache as it is. Software prefetch runs at two distances: half a chunk ahead
+// from memory to the second-level cache (values while keys are scored, the next keys while values are
+// weighed), and a page or two ahead from there to the first.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels.h"
+#include "kv_store.h"
 #include "math.h"
 #include "simd.h"
 
 namespace insitu::INSITU_NS {
 
 #if defined(__AVX512F__)
-constexpr int kAttentionRows = 6;  // with two pages: 24 accumulators of 32 registers
+constexpr int kRegisterTile = 6;   // with two pages: 24 accumulators of 32 registers
+constexpr int kLargestTile = 8;    // with one page: still cheaper than widening the keys twice
+constexpr int kOutputVectors = 4;
 #else
-constexpr int kAttentionRows = 3;
+constexpr int kRegisterTile = 3, kLargestTile = 3, kOutputVectors = 2;
 #endif
+constexpr int kWidenedRows = 2 * kRegisterTile + 1;  // from here on widening once costs less
+constexpr int kPages = kChunkPositions / 16;
 
-template <bool IsF16>
-struct Element;
-template <>
-struct Element<true> {
-  using type = uint16_t;
-  static f32x16 load(const type* p) { return load_f16(p); }
-  static void store(type* p, f32x16 v) { store_f16(p, v); }
-};
-template <>
-struct Element<false> {
-  using type = float;
-  static f32x16 load(const type* p) { return loadu(p); }
-  static void store(type* p, f32x16 v) { storeu(p, v); }
-};
-
-// Elements from the start of a layer to a KV head of a block; keys come first, then values.
-static inline size_t head_offset(const KvLayer& kv, int32_t block, int kv_head) {
-  return (static_cast<size_t>(block) * kv.num_kv_heads + kv_head) * 2 * kv.block_size * kv.head_dim;
+static inline int clamp_to_chunk(int position) {
+  return position < 0 ? 0 : position > kChunkPositions ? kChunkPositions : position;
 }
 
-template <bool IsF16>
-static void write_kv_as(const KvLayer& kv, int32_t slot, const float* k, const float* v) {
-  using E = Element<IsF16>;
-  using T = typename E::type;
-  const int offset = slot % kv.block_size, dim = kv.head_dim;
-  for (int h = 0; h < kv.num_kv_heads; h++, k += dim, v += dim) {
-    T* keys = reinterpret_cast<T*>(kv.data) + head_offset(kv, slot / kv.block_size, h);
-    T* values = keys + static_cast<size_t>(kv.block_size) * dim;
-    T* column = keys + static_cast<size_t>(offset / 16) * dim * 16 + offset % 16;
-    for (int d = 0; d < dim; d += 16) {
-      T stored[16];
-      E::store(stored, loadu(k + d));
-      for (int i = 0; i < 16; i++) column[(d + i) * 16] = stored[i];
-      E::store(values + static_cast<size_t>(offset) * dim + d, loadu(v + d));
+// Where the 16 positions of each page of a chunk lie: keys [dim][16], values [16][dim].
+template <class T>
+struct ChunkPages {
+  const T* keys[kPages];
+  const T* values[kPages];
+  const float* key_scales[kPages];    // int8 only
+  const float* value_scales[kPages];
+  int num = 0;
+
+  void find(const KvLayer& kv, const KvChunk& at) {
+    num = at.num_pages;
+    for (int p = 0; p < num; p++) {
+      const int position = at.chunk * kChunkPositions + p * 16, offset = position % kv.block_size;
+      const HeadBlock<T> head = head_block<T>(kv, at.block_table[position / kv.block_size], at.kv_head);
+      keys[p] = head.keys + static_cast<size_t>(offset) * kv.head_dim;
+      values[p] = head.values + static_cast<size_t>(offset) * kv.head_dim;
+      key_scales[p] = head.key_scales + offset;
+      value_scales[p] = head.value_scales + offset;
     }
+  }
+};
+
+// `from` in float32, laid out the same way.
+template <class E>
+static void widen(const ChunkPages<typename E::type>& from, int first_page, int dim, float* panel,
+                  ChunkPages<float>& to) {
+  const ptrdiff_t page = ptrdiff_t{16} * dim;
+  to.num = from.num;
+  for (int p = first_page; p < from.num; p++, panel += 2 * page) {
+    for (ptrdiff_t i = 0; i < page; i += 16) storeu(panel + i, E::load(from.keys[p] + i));
+    for (ptrdiff_t i = 0; i < page; i += 16) storeu(panel + page + i, E::load(from.values[p] + i));
+    to.keys[p] = panel;
+    to.values[p] = panel + page;
+    to.key_scales[p] = from.key_scales[p];
+    to.value_scales[p] = from.value_scales[p];
   }
 }
 
-static void write_kv(const KvLayer& kv, int32_t slot, const float* k, const float* v) {
-  kv.is_f16 ? write_kv_as<true>(kv, slot, k, v) : write_kv_as<false>(kv, slot, k, v);
-}
-
-// One tile over one chunk. A page is 16 positions; `num_keys[i]` counts row i's keys in the chunk.
-template <bool IsF16, int Rows>
+// A register tile over one chunk; row i keeps positions [first[i], last[i]) of it.
+template <class E, bool IsScaled, int Rows>
 struct ChunkKernel {
-  using E = Element<IsF16>;
   using T = typename E::type;
-  static constexpr int kPages = kChunkPositions / 16;
+  static constexpr int kLine = 64 / sizeof(T);       // elements
+  static constexpr bool kIsNarrow = sizeof(T) < 4;   // else a widened chunk, in L2 already
+  static constexpr int kTogether = Rows <= kRegisterTile && kRegisterTile > 3 ? 2 : 1;
 
-  const T* keys[kPages];    // [dim][16] of each page
-  const T* values[kPages];  // [16][dim]
-  const float* q[Rows];     // scaled
-  float* scores[Rows];      // [kChunkPositions]
-  int num_keys[Rows];
-  int dim, num_pages, shared_keys;  // positions every row attends to
+  const ChunkPages<T>& pages;
+  const ChunkPages<T>& ahead;   // whose keys are fetched while values are weighed; may be empty
+  int dim;
+  float soft_cap;
+  const float* q;               // [Rows][dim], scaled
+  float* scores;                // [Rows][kChunkPositions]
+  int first[Rows], last[Rows];
+  int first_page = 0, num_pages = 0;
 
-  void set_up(const AttentionTile& tile, int chunk, const float* scaled, float* score_rows) {
-    dim = tile.kv.head_dim;
-    int most = 0;
-    shared_keys = kChunkPositions;
+  void set_rows(const AttentionTile& tile, int row, int chunk) {
+    int least = kChunkPositions, most = 0;
     for (int i = 0; i < Rows; i++) {
-      const int n = tile.num_keys[i] - chunk * kChunkPositions;
-      num_keys[i] = n < 0 ? 0 : n > kChunkPositions ? kChunkPositions : n;
-      most = num_keys[i] > most ? num_keys[i] : most;
-      shared_keys = num_keys[i] < shared_keys ? num_keys[i] : shared_keys;
-      q[i] = scaled + static_cast<ptrdiff_t>(i) * dim;
-      scores[i] = score_rows + i * kChunkPositions;
+      first[i] = clamp_to_chunk(tile.first_key[row + i] - chunk * kChunkPositions);
+      last[i] = clamp_to_chunk(tile.num_keys[row + i] - chunk * kChunkPositions);
+      if (first[i] >= last[i]) first[i] = last[i] = 0;
+      if (first[i] < last[i] && first[i] < least) least = first[i];
+      if (last[i] > most) most = last[i];
     }
+    first_page = least / 16;
     num_pages = (most + 15) / 16;
-    const int block_size = tile.kv.block_size;
-    for (int p = 0; p < num_pages; p++) {
-      const int position = chunk * kChunkPositions + p * 16, offset = position % block_size;
-      const T* head = reinterpret_cast<const T*>(tile.kv.data) +
-                      head_offset(tile.kv, tile.block_table[position / block_size], tile.kv_head);
-      keys[p] = head + static_cast<size_t>(offset) * dim;
-      values[p] = head + static_cast<size_t>(block_size + offset) * dim;
-    }
+  }
+
+  // Lanes of page p that row i keeps, of `kept`; the others become `masked`.
+  f32x16 keep(int i, int p, f32x16 kept, f32x16 masked) const {
+    const int begin = first[i] - p * 16, end = last[i] - p * 16;
+    if (end < 16) kept = select(first_lanes(end < 0 ? 0 : end), kept, masked);
+    if (begin > 0) kept = select(first_lanes(begin > 16 ? 16 : begin), masked, kept);
+    return kept;
   }
 
   template <int Pages>
@@ -110,152 +118,260 @@ struct ChunkKernel {
     f32x16 even[Rows][Pages], odd[Rows][Pages];
     for (int i = 0; i < Rows; i++)
       for (int u = 0; u < Pages; u++) even[i][u] = odd[i][u] = broadcast(0.0f);
-    const T* next = p + Pages < num_pages ? keys[p + Pages] : values[0];
+    const T *k[Pages], *far[Pages], *near[Pages];
+    for (int u = 0; u < Pages; u++) {
+      k[u] = pages.keys[p + u];
+      far[u] = pages.values[p + u];
+      near[u] = p + Pages + u < num_pages ? pages.keys[p + Pages + u] : pages.values[first_page];
+    }
     for (int d = 0; d < dim; d += 2) {
       f32x16 k0[Pages], k1[Pages];
       for (int u = 0; u < Pages; u++) {
-        k0[u] = E::load(keys[p + u] + d * 16);
-        k1[u] = E::load(keys[p + u] + d * 16 + 16);
-        __builtin_prefetch(next + (d + u) * 16 * Pages);
+        k0[u] = E::load(k[u] + d * 16);
+        k1[u] = E::load(k[u] + d * 16 + 16);
+        if (kIsNarrow) __builtin_prefetch(far[u] + d * 16, 0, 2);
+        for (int line = 0; line < 32; line += kLine) __builtin_prefetch(near[u] + d * 16 + line);
       }
       for (int i = 0; i < Rows; i++) {
-        const f32x16 q0 = broadcast(q[i][d]), q1 = broadcast(q[i][d + 1]);
+        const f32x16 q0 = broadcast(q[i * dim + d]), q1 = broadcast(q[i * dim + d + 1]);
         for (int u = 0; u < Pages; u++) even[i][u] = fma(k0[u], q0, even[i][u]);
         for (int u = 0; u < Pages; u++) odd[i][u] = fma(k1[u], q1, odd[i][u]);
       }
     }
-    const f32x16 masked = broadcast(-__builtin_inff());
     for (int i = 0; i < Rows; i++)
-      for (int u = 0; u < Pages; u++) {
-        const int left = num_keys[i] - (p + u) * 16;
-        const f32x16 s = add(even[i][u], odd[i][u]);
-        storeu(scores[i] + (p + u) * 16, left >= 16 ? s : select(first_lanes(left < 0 ? 0 : left), s, masked));
-      }
+      for (int u = 0; u < Pages; u++) finish_scores(i, p + u, add(even[i][u], odd[i][u]));
+  }
+
+  void finish_scores(int i, int p, f32x16 s) {
+    if (IsScaled) s = mul(s, loadu(pages.key_scales[p]));
+    if (soft_cap > 0) s = mul(tanh(mul(s, broadcast(1.0f / soft_cap))), broadcast(soft_cap));
+    storeu(scores + i * kChunkPositions + p * 16, keep(i, p, s, broadcast(-__builtin_inff())));
   }
 
   void score() {
-    constexpr int kTogether = Rows <= kAttentionRows && kAttentionRows > 3 ? 2 : 1;
-    int p = 0;
+    int p = first_page;
     for (; p + kTogether <= num_pages; p += kTogether) score_pages<kTogether>(p);
     for (; p < num_pages; p++) score_pages<1>(p);
   }
 
-  // Scores become exp(score - maximum); returns {maximum, their sum} in out[0], out[1].
-  void normalise(int row, float* out) {
-    float* s = scores[row];
-    const int n = num_keys[row], pages = (n + 15) / 16;
+  // Scores become weights, exp(score - maximum); {maximum, their sum} go to out[0], out[1].
+  void normalise(int i, float* out) {
+    float* s = scores + i * kChunkPositions;
     f32x16 most = broadcast(-__builtin_inff());
-    for (int p = 0; p < pages; p++) most = max(loadu(s + p * 16), most);
+    for (int p = first_page; p < num_pages; p++) most = max(loadu(s + p * 16), most);
     const float maximum = reduce_max(most);
     const f32x16 m = broadcast(maximum), zero = broadcast(0.0f);
     f32x16 sum = zero;
-    for (int p = 0; p < pages; p++) {
-      const f32x16 e = exp(sub(loadu(s + p * 16), m));
-      const f32x16 kept = n - p * 16 >= 16 ? e : select(first_lanes(n - p * 16), e, zero);
-      sum = add(sum, kept);
-      storeu(s + p * 16, kept);
+    for (int p = first_page; p < num_pages; p++) {
+      const f32x16 e = keep(i, p, exp(sub(loadu(s + p * 16), m)), zero);
+      sum = add(sum, e);
+      storeu(s + p * 16, IsScaled ? mul(e, loadu(pages.value_scales[p])) : e);
     }
     out[0] = maximum;
     out[1] = reduce_add(sum);
   }
 
+  // Positions [begin, end) of page p, that every row keeps or that only `row` does.
+  template <int Vectors>
+  void weigh_page(int p, int d, int begin, int end, f32x16 (&acc)[Rows][Vectors]) const {
+    const T* v = pages.values[p] + d;
+    const T* far = p < ahead.num ? ahead.keys[p] + d : v;
+    const T* near = p + 1 < num_pages ? pages.values[p + 1] + d : v;
+    const float* weights = scores + p * 16;
+    for (int t = begin; t < end; t++) {
+      for (int j = 0; j < Vectors; j += kLine / 16) {
+        if (kIsNarrow) __builtin_prefetch(far + static_cast<ptrdiff_t>(t) * dim + 16 * j, 0, 2);
+        __builtin_prefetch(near + static_cast<ptrdiff_t>(t) * dim + 16 * j);
+      }
+      for (int j = 0; j < Vectors; j++) {
+        const f32x16 x = E::load(v + static_cast<ptrdiff_t>(t) * dim + 16 * j);
+        for (int i = 0; i < Rows; i++) acc[i][j] = fma(x, broadcast(weights[i * kChunkPositions + t]), acc[i][j]);
+      }
+    }
+  }
+
+  template <int Vectors>
+  void weigh_edge(int p, int d, int begin, int end, f32x16 (&acc)[Rows][Vectors]) const {
+    for (int t = begin; t < end; t++) {
+      const T* v = pages.values[p] + static_cast<ptrdiff_t>(t) * dim + d;
+      for (int i = 0; i < Rows; i++) {
+        if (p * 16 + t < first[i] || p * 16 + t >= last[i]) continue;
+        const f32x16 weight = broadcast(scores[i * kChunkPositions + p * 16 + t]);
+        for (int j = 0; j < Vectors; j++) acc[i][j] = fma(E::load(v + 16 * j), weight, acc[i][j]);
+      }
+    }
+  }
+
   // out[i] = sum over positions of weight * V, columns [d, d + 16 * Vectors).
   template <int Vectors>
-  void weigh(int d, float* const* out) {
+  void weigh(int d, float* out) const {
     f32x16 acc[Rows][Vectors];
     for (int i = 0; i < Rows; i++)
       for (int j = 0; j < Vectors; j++) acc[i][j] = broadcast(0.0f);
-    for (int p = 0; p < num_pages; p++) {
-      const T* v = values[p] + d;
-      const T* next = p + 1 < num_pages ? values[p + 1] + d : v;
-      const int shared = shared_keys - p * 16 < 16 ? shared_keys - p * 16 : 16;
-      int t = 0;
-      for (; t < shared; t++) {
-        __builtin_prefetch(next + static_cast<ptrdiff_t>(t) * dim);
-        for (int j = 0; j < Vectors; j++) {
-          const f32x16 x = E::load(v + static_cast<ptrdiff_t>(t) * dim + 16 * j);
-          for (int i = 0; i < Rows; i++) acc[i][j] = fma(x, broadcast(scores[i][p * 16 + t]), acc[i][j]);
-        }
-      }
-      for (; t < 16; t++)  // positions that only some rows attend to
-        for (int i = 0; i < Rows; i++)
-          if (p * 16 + t < num_keys[i])
-            for (int j = 0; j < Vectors; j++)
-              acc[i][j] = fma(E::load(v + static_cast<ptrdiff_t>(t) * dim + 16 * j),
-                              broadcast(scores[i][p * 16 + t]), acc[i][j]);
+    int shared_first = 0, shared_last = kChunkPositions;  // positions that every row keeps
+    for (int i = 0; i < Rows; i++) {
+      if (first[i] > shared_first) shared_first = first[i];
+      if (last[i] < shared_last) shared_last = last[i];
+    }
+    for (int p = first_page; p < num_pages; p++) {
+      int begin = shared_first - p * 16, end = shared_last - p * 16;
+      begin = begin < 0 ? 0 : begin > 16 ? 16 : begin;
+      end = end < begin ? begin : end > 16 ? 16 : end;
+      weigh_edge<Vectors>(p, d, 0, begin, acc);
+      weigh_page<Vectors>(p, d, begin, end, acc);
+      weigh_edge<Vectors>(p, d, end, 16, acc);
     }
     for (int i = 0; i < Rows; i++)
-      for (int j = 0; j < Vectors; j++) storeu(out[i] + d + 16 * j, acc[i][j]);
+      for (int j = 0; j < Vectors; j++) storeu(out + i * (kPartialHeader + dim) + d + 16 * j, acc[i][j]);
   }
 
   void run(float* partials) {
-    const ptrdiff_t stride = kPartialHeader + dim;
     score();
-    float* out[Rows];
-    for (int i = 0; i < Rows; i++) {
-      normalise(i, partials + i * stride);
-      out[i] = partials + i * stride + kPartialHeader;
-    }
-    constexpr int kVectors = kAttentionRows <= 3 ? 2 : Rows <= 6 ? 4 : 2;
+    for (int i = 0; i < Rows; i++) normalise(i, partials + i * (kPartialHeader + dim));
     int d = 0;
-    for (; d + 16 * kVectors <= dim; d += 16 * kVectors) weigh<kVectors>(d, out);
-    for (; d < dim; d += 16) weigh<1>(d, out);
+    for (; d + 16 * kOutputVectors <= dim; d += 16 * kOutputVectors) weigh<kOutputVectors>(d, partials + kPartialHeader);
+    for (; d < dim; d += 16) weigh<1>(d, partials + kPartialHeader);
   }
 };
 
-template <bool IsF16, int Rows>
-static void attend_rows(const AttentionTile& tile, int first, int last, float* partials, float* scores) {
-  const int dim = tile.kv.head_dim;
-  const f32x16 scale = broadcast(tile.scale);
-  float* scaled = scores + kMaxTileRows * kChunkPositions;
-  for (int i = 0; i < Rows; i++)
-    for (int d = 0; d < dim; d += 16) storeu(scaled + i * dim + d, mul(loadu(tile.q[i] + d), scale));
-  ChunkKernel<IsF16, Rows> kernel;
-  for (int chunk = first; chunk < last; chunk++) {
-    kernel.set_up(tile, chunk, scaled, scores);
-    kernel.run(partials + static_cast<ptrdiff_t>(chunk - first) * Rows * (kPartialHeader + dim));
-  }
-}
-
-// `partials` is [chunk - first][row]{m, l, .., o[head_dim]}; `scores` has room for
-// kMaxTileRows * (kChunkPositions + head_dim) floats. What a row wholly masked in a chunk gets is
-// meaningless: merge only the chunks that hold its keys.
-static void attend_chunks(const AttentionTile& tile, int first, int last, float* partials, float* scores) {
-  using Attend = void (*)(const AttentionTile&, int, int, float*, float*);
-  static constexpr Attend f16[] = {attend_rows<true, 1>, attend_rows<true, 2>, attend_rows<true, 3>,
-                                   attend_rows<true, 4>, attend_rows<true, 5>, attend_rows<true, 6>,
-                                   attend_rows<true, 7>, attend_rows<true, 8>};
-  static constexpr Attend f32[] = {attend_rows<false, 1>, attend_rows<false, 2>, attend_rows<false, 3>,
-                                   attend_rows<false, 4>, attend_rows<false, 5>, attend_rows<false, 6>,
-                                   attend_rows<false, 7>, attend_rows<false, 8>};
-  (tile.kv.is_f16 ? f16 : f32)[tile.num_rows - 1](tile, first, last, partials, scores);
-}
-
-// One row's chunks, in order: out = sum(w_c * o_c) / sum(w_c * l_c), w_c = exp(m_c - max m).
-static void merge_chunks(const float* partials, ptrdiff_t chunk_stride, int num_chunks, int head_dim, float* out) {
-  if (num_chunks == 1) {
-    const f32x16 inverse = broadcast(1.0f / partials[1]);
-    for (int d = 0; d < head_dim; d += 16) storeu(out + d, mul(loadu(partials + kPartialHeader + d), inverse));
+// Adds a chunk's partial to a state, rescaling the one with the lower maximum.
+static void fold_chunk(float* state, const float* partial, int head_dim) {
+  float *o = state + kPartialHeader;
+  const float* added = partial + kPartialHeader;
+  if (state[1] == 0.0f) {
+    state[0] = partial[0];
+    state[1] = partial[1];
+    for (int d = 0; d < head_dim; d += 16) storeu(o + d, loadu(added + d));
     return;
   }
-  float most = partials[0];
-  for (int c = 1; c < num_chunks; c++) {
-    const float m = partials[c * chunk_stride];
-    most = m > most ? m : most;
+  const bool is_higher = partial[0] > state[0];
+  const float low = is_higher ? state[0] : partial[0], high = is_higher ? partial[0] : state[0];
+  alignas(64) float lanes[16];
+  const f32x16 weight = exp(broadcast(low - high));
+  storeu(lanes, weight);
+  state[0] = high;
+  if (is_higher) {
+    state[1] = __builtin_fmaf(state[1], lanes[0], partial[1]);
+    for (int d = 0; d < head_dim; d += 16) storeu(o + d, fma(loadu(o + d), weight, loadu(added + d)));
+  } else {
+    state[1] = __builtin_fmaf(partial[1], lanes[0], state[1]);
+    for (int d = 0; d < head_dim; d += 16) storeu(o + d, fma(loadu(added + d), weight, loadu(o + d)));
   }
-  float total = 0.0f;
-  for (int d = 0; d < head_dim; d += 16) storeu(out + d, broadcast(0.0f));
-  for (int c = 0; c < num_chunks; c++) {
-    const float* partial = partials + c * chunk_stride;
-    const f32x16 weight = exp(broadcast(partial[0] - most));
-    alignas(64) float lanes[16];
-    storeu(lanes, weight);
-    total = __builtin_fmaf(partial[1], lanes[0], total);
-    for (int d = 0; d < head_dim; d += 16)
-      storeu(out + d, fma(loadu(partial + kPartialHeader + d), weight, loadu(out + d)));
+}
+
+static void take_output(const float* state, int head_dim, float* out) {
+  const f32x16 inverse = broadcast(1.0f / state[1]);
+  for (int d = 0; d < head_dim; d += 16) storeu(out + d, mul(loadu(state + kPartialHeader + d), inverse));
+}
+
+// A tile's rows over one chunk, a register tile after the other.
+struct ChunkRun {
+  const AttentionTile& tile;
+  int chunk;
+  const float* scaled;          // [num_rows][head_dim]
+  float* scores;
+  float* partials;              // [kScoreRows]: of one register tile
+  float* out;
+  bool is_folded;
+
+  template <class E, bool IsScaled, int Rows>
+  void rows(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int row) const {
+    const ptrdiff_t stride = kPartialHeader + tile.kv.head_dim;
+    ChunkKernel<E, IsScaled, Rows> kernel{pages, ahead, tile.kv.head_dim, tile.soft_cap,
+                                          scaled + static_cast<ptrdiff_t>(row) * tile.kv.head_dim, scores, {}, {}};
+    kernel.set_rows(tile, row, chunk);
+    if (kernel.num_pages == 0) return;  // wholly masked
+    if (!is_folded) return kernel.run(out + row * stride);
+    kernel.run(partials);
+    for (int i = 0; i < Rows; i++)
+      if (kernel.first[i] < kernel.last[i]) fold_chunk(out + (row + i) * stride, partials + i * stride, tile.kv.head_dim);
   }
-  const f32x16 inverse = broadcast(1.0f / total);
-  for (int d = 0; d < head_dim; d += 16) storeu(out + d, mul(loadu(out + d), inverse));
+
+  template <class E, bool IsScaled>
+  void all(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int largest) const {
+    ChunkPages<typename E::type> nothing;
+    const int n = tile.num_rows, tiles = (n + largest - 1) / largest;
+    for (int t = 0; t < tiles; t++) {
+      const int row = n * t / tiles;
+      some<E, IsScaled>(pages, t == 0 ? ahead : nothing, row, n * (t + 1) / tiles - row);
+    }
+  }
+
+  template <class E, bool IsScaled>
+  void some(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int row,
+            int num_rows) const {
+    switch (num_rows) {
+      case 1:
+        return rows<E, IsScaled, 1>(pages, ahead, row);
+      case 2:
+        return rows<E, IsScaled, 2>(pages, ahead, row);
+      case 3:
+        return rows<E, IsScaled, 3>(pages, ahead, row);
+#if defined(__AVX512F__)
+      case 4:
+        return rows<E, IsScaled, 4>(pages, ahead, row);
+      case 5:
+        return rows<E, IsScaled, 5>(pages, ahead, row);
+      case 6:
+        return rows<E, IsScaled, 6>(pages, ahead, row);
+      case 7:
+        return rows<E, IsScaled, 7>(pages, ahead, row);
+      case 8:
+        return rows<E, IsScaled, 8>(pages, ahead, row);
+#endif
+    }
+  }
+};
+
+template <class E, bool IsScaled>
+static void attend_as(const AttentionTile& tile, int first, int last, float* out, ptrdiff_t chunk_stride,
+                      float* scratch) {
+  using T = typename E::type;
+  const int dim = tile.kv.head_dim;
+  float* scaled = scratch;
+  float* scores = scaled + static_cast<ptrdiff_t>(kMaxTileRows) * dim;
+  float* partials = scores + kScoreRows * kChunkPositions;
+  float* panel = partials + kScoreRows * (kPartialHeader + dim);
+  int num_keys = 0, first_key = tile.first_key[0];
+  for (int i = 0; i < tile.num_rows; i++) {
+    for (int d = 0; d < dim; d += 16)
+      storeu(scaled + static_cast<ptrdiff_t>(i) * dim + d, mul(loadu(tile.q[i] + d), broadcast(tile.scale)));
+    if (tile.num_keys[i] > num_keys) num_keys = tile.num_keys[i];
+    if (tile.first_key[i] < first_key) first_key = tile.first_key[i];
+  }
+  const auto at = [&](int chunk) {
+    const int keys = clamp_to_chunk(num_keys - chunk * kChunkPositions);
+    return KvChunk{tile.block_table, tile.kv_head, chunk, (keys + 15) / 16};
+  };
+  ChunkPages<T> found[2];
+  found[first & 1].find(tile.kv, at(first));
+  for (int chunk = first; chunk < last; chunk++) {
+    const ChunkPages<T>& pages = found[chunk & 1];
+    ChunkPages<T>& ahead = found[~chunk & 1];
+    ahead.find(tile.kv, chunk + 1 < last ? at(chunk + 1) : tile.next);
+    const ChunkRun run{tile, chunk, scaled, scores, partials, out + (chunk - first) * chunk_stride, chunk_stride == 0};
+    if (tile.num_rows < kWidenedRows) {
+      run.template all<E, IsScaled>(pages, ahead, tile.num_rows <= kLargestTile ? kLargestTile : kRegisterTile);
+      continue;
+    }
+    ChunkPages<float> widened;
+    widen<E>(pages, clamp_to_chunk(first_key - chunk * kChunkPositions) / 16, dim, panel, widened);
+    run.template all<F32Element, IsScaled>(widened, ChunkPages<float>{}, kRegisterTile);
+  }
+}
+
+static void attend_chunks(const AttentionTile& tile, int first, int last, float* out, ptrdiff_t chunk_stride,
+                          float* scratch) {
+  switch (tile.kv.type) {
+    case KvType::F32:
+      return attend_as<F32Element, false>(tile, first, last, out, chunk_stride, scratch);
+    case KvType::F16:
+      return attend_as<F16Element, false>(tile, first, last, out, chunk_stride, scratch);
+    case KvType::BF16:
+      return attend_as<BF16Element, false>(tile, first, last, out, chunk_stride, scratch);
+    case KvType::I8:
+      return attend_as<I8Element, true>(tile, first, last, out, chunk_stride, scratch);
+  }
 }
 
 }  // namespace insitu::INSITU_NS

@@ -3,11 +3,13 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace insitu {
 
 struct KvSpec {
   int num_layers, num_kv_heads, head_dim, block_size;
-  bool is_f16;
+  KvType type;
 };
 
 struct Limits {

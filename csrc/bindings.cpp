@@ -73,6 +73,8 @@ Operator operator_from(const nb::dict& dict) {
   read(dict, "num_heads", op.num_heads);
   read(dict, "num_kv_heads", op.num_kv_heads);
   read(dict, "head_dim", op.head_dim);
+  read(dict, "window", op.window);
+  read(dict, "soft_cap", op.soft_cap);
   return op;
 }
 
@@ -110,9 +112,13 @@ ProgramSpec spec_from(const nb::dict& dict) {
   return spec;
 }
 
-// (num_layers, num_kv_heads, head_dim, block_size, is_f16)
-KvSpec kv_from(const std::tuple<int, int, int, int, bool>& t) {
-  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t)};
+// (num_layers, num_kv_heads, head_dim, block_size, dtype)
+KvSpec kv_from(const std::tuple<int, int, int, int, std::string>& t) {
+  static constexpr const char* kNames[] = {"f16", "f32", "bf16", "int8"};
+  for (size_t i = 0; i < std::size(kNames); i++)
+    if (std::get<4>(t) == kNames[i])
+      return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), static_cast<KvType>(i)};
+  throw std::invalid_argument("kv: " + std::get<4>(t) + " is not a type of the KV cache");
 }
 
 // (max_num_tokens, max_num_logit_rows, max_num_seqs, num_blocks, max_blocks_per_seq)
@@ -130,7 +136,7 @@ nb::dict sizes_to(const Sizes& sizes) {
   return dict;
 }
 
-using KvTuple = std::tuple<int, int, int, int, bool>;
+using KvTuple = std::tuple<int, int, int, int, std::string>;
 using LimitsTuple = std::tuple<int, int, int, int, int>;
 using Int32s = Array<const int32_t>;
 

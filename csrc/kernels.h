@@ -36,28 +36,54 @@ struct Epilogue {
   ptrdiff_t residual_stride;    // in floats
 };
 
-// One layer of the KV pool: [num_blocks][num_kv_heads]{ K, V }, see attention.h.
+enum class KvType : int32_t { F16, F32, BF16, I8 };
+
+constexpr size_t kv_element_bytes(KvType type) { return type == KvType::F32 ? 4 : type == KvType::I8 ? 1 : 2; }
+
+// Keys, values and their scales of one KV head in one block; see kv_store.h.
+constexpr size_t kv_head_bytes(KvType type, int block_size, int head_dim) {
+  const size_t elements = size_t{2} * block_size * head_dim;
+  return elements * kv_element_bytes(type) + (type == KvType::I8 ? sizeof(float) * 2 * block_size : 0);
+}
+
+// One layer of the KV pool: [num_blocks][num_kv_heads], kv_head_bytes each.
 struct KvLayer {
   uint8_t* data;
   int32_t num_kv_heads, head_dim, block_size;
-  bool is_f16;                  // else float32
+  KvType type;
 };
 
 constexpr int kChunkPositions = 256;  // absolute positions whose partial softmax is one unit
-constexpr int kMaxTileRows = 8;
+constexpr int kMaxTileRows = 48;
 
-// Queries that share a KV head and a sequence; row i attends to positions [0, num_keys[i]).
+// Where a chunk's keys lie.
+struct KvChunk {
+  const int32_t* block_table;   // of the sequence
+  int32_t kv_head, chunk, num_pages;
+};
+
+// Queries that share a KV head and a sequence; row i attends to positions [first_key[i], num_keys[i]).
 struct AttentionTile {
   KvLayer kv;
   int32_t kv_head, num_rows;
   const int32_t* block_table;   // of the sequence
   const float* q[kMaxTileRows];
-  int32_t num_keys[kMaxTileRows];
+  int32_t first_key[kMaxTileRows], num_keys[kMaxTileRows];
   float scale;
+  float soft_cap;               // scores become cap * tanh(score / cap); 0: as they are
+  KvChunk next;                 // what this thread will probably read next: a hint; num_pages 0: none
 };
 
-// Floats of one row's partial softmax: {m, l, padding to a cache line, o[head_dim]}.
+// A row's softmax over some positions: {maximum, sum, padding to a cache line, o[head_dim]}.
 constexpr int kPartialHeader = 16;
+
+// Floats that attend_chunks works in: scaled queries, scores, one partial a row of the register tile, and
+// a chunk of keys and values widened to float32.
+constexpr int kScoreRows = 8;
+constexpr size_t attention_scratch_floats(int head_dim) {
+  return static_cast<size_t>(kMaxTileRows) * head_dim + kScoreRows * (kChunkPositions + kPartialHeader + head_dim) +
+         size_t{2} * kChunkPositions * head_dim;
+}
 
 constexpr int kVocabChunk = 4096;  // logits summed in float32 before the sum is taken to double
 constexpr int kVocabGroup = 64;    // logits that share one stored maximum
@@ -114,11 +140,14 @@ struct KernelTable {
   void (*add_row)(const float* a, const float* b, int width, float* out);
 
   // --- attention.h ---------------------------------------------------------------------------------
-  int max_tile_rows;    // rows of an AttentionTile that run fastest together
   void (*write_kv)(const KvLayer& kv, int32_t slot, const float* k, const float* v);
-  // Partial softmax of chunks [first, last) for every row of the tile; see attention.h for `partials`.
-  void (*attend_chunks)(const AttentionTile& tile, int first, int last, float* partials, float* scores);
-  void (*merge_chunks)(const float* partials, ptrdiff_t chunk_stride, int num_chunks, int head_dim, float* out);
+  // Partial softmax of chunks [first, last) for every row of the tile: `out` is [row]{partial}, chunk by chunk
+  // `chunk_stride` floats apart; with chunk_stride 0 the chunks are folded in order into [row]{state} instead.
+  void (*attend_chunks)(const AttentionTile& tile, int first, int last, float* out, ptrdiff_t chunk_stride,
+                        float* scratch);
+  // A state begins as a sum of 0; chunks are folded in order, then its output is taken.
+  void (*fold_chunk)(float* state, const float* partial, int head_dim);
+  void (*take_output)(const float* state, int head_dim, float* out);
 
   // --- sample.h ------------------------------------------------------------------------------------
   // Of up to kVocabChunk logits: the maximum, that of each kVocabGroup, and whether none is NaN or +Inf.

@@ -11,33 +11,8 @@ namespace insitu {
 
 namespace {
 
-constexpr size_t kMaxSplitBytes = size_t{16} << 20;
-
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
-}
-
-int max_chunks(const KvSpec& kv, const Limits& limits) {
-  const int64_t positions = int64_t{limits.max_blocks_per_seq} * kv.block_size;
-  return static_cast<int>((positions + kChunkPositions - 1) / kChunkPositions);
-}
-
-// Floats a worker needs in attention: partials of a whole tile, then its scores and scaled queries.
-size_t attention_worker_floats(const KvSpec& kv, const Limits& limits) {
-  const size_t partials = size_t{kMaxTileRows} * max_chunks(kv, limits) * (kPartialHeader + kv.head_dim);
-  return partials + size_t{kMaxTileRows} * (kChunkPositions + kv.head_dim);
-}
-
-// Floats of partials that wait for a merge because several threads share one tile.
-size_t attention_split_floats(const KvSpec& kv, const Limits& limits, int num_threads) {
-  const size_t chunks = max_chunks(kv, limits);
-  if (chunks == 1 || num_threads == 1) return 0;
-  const size_t rows = size_t{8} * num_threads * kMaxTileRows;
-  return std::min(kMaxSplitBytes / sizeof(float), rows * chunks * (kPartialHeader + kv.head_dim));
-}
-
-size_t kv_layer_bytes(const KvSpec& kv, const Limits& limits) {
-  return size_t{2} * limits.num_blocks * kv.block_size * kv.num_kv_heads * kv.head_dim * (kv.is_f16 ? 2 : 4);
 }
 
 int num_blocks_of(int n) { return (n + kBlockOutputs - 1) / kBlockOutputs; }
@@ -89,6 +64,8 @@ void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
   require(op.layer >= 0 && op.layer < kv.num_layers, "attention: layer is not in the cache");
   require(op.num_kv_heads == kv.num_kv_heads && op.head_dim == kv.head_dim, "attention: heads differ from the cache");
   require(op.num_heads > 0 && op.num_heads % op.num_kv_heads == 0, "attention: heads do not share KV heads evenly");
+  require(op.window >= 0, "attention: window needs 0 or more");
+  require(op.soft_cap >= 0 && op.soft_cap < __builtin_inff(), "attention: soft_cap needs 0 or more");
 }
 
 // Whole tensors of the largest step must lie in the arena (Python planned it; this is memory's door).
@@ -131,13 +108,12 @@ Sizes Executor::sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& l
   check_spec(spec, kv, limits, num_threads);
   Sizes sizes{};
   sizes.packed = packed_bytes(spec);
-  sizes.kv = kv_layer_bytes(kv, limits) * kv.num_layers;
+  sizes.kv = Attention::kv_layer_bytes(kv, limits) * kv.num_layers;
   sizes.arena = spec.arena_bytes;
   sizes.logits = size_t{4} * limits.max_num_logit_rows * spec.logits.width;
   sizes.scratch = Sampler::scratch_bytes(spec.logits.width, limits.max_num_logit_rows, num_threads) +
                   sizeof(float) * row_floats(spec, limits) * num_threads +
-                  align_up(sizeof(float) * attention_worker_floats(kv, limits)) * num_threads +
-                  align_up(sizeof(float) * attention_split_floats(kv, limits, num_threads));
+                  Attention::scratch_bytes(kv, limits, num_threads);
   return sizes;
 }
 
@@ -156,7 +132,7 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
       kv_pool_(sizes_.kv),
       arena_(sizes_.arena),
       scratch_(sizes_.scratch),
-      layer_bytes_(kv_layer_bytes(kv, limits)) {
+      layer_bytes_(Attention::kv_layer_bytes(kv, limits)) {
   const FloatControl control;
   const int num_threads = threads.num_threads;
   pack(spec);
@@ -174,11 +150,11 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
   }
   row_floats_ = row_floats(spec, limits);
   row_scratch_ = reinterpret_cast<float*>(scratch_.data());
-  worker_floats_ = align_up(sizeof(float) * attention_worker_floats(kv, limits)) / sizeof(float);
-  split_floats_ = attention_split_floats(kv, limits, num_threads);
-  workers_ = row_scratch_ + row_floats_ * num_threads;
-  split_ = workers_ + worker_floats_ * num_threads;
-  uint8_t* rest = reinterpret_cast<uint8_t*>(split_) + align_up(sizeof(float) * split_floats_);
+  uint8_t* rest = scratch_.data() + sizeof(float) * row_floats_ * num_threads;
+  int max_num_heads = 1;
+  for (const Operator& op : ops_) max_num_heads = std::max(max_num_heads, op.num_heads);
+  attention_ = std::make_unique<Attention>(table_, kv, limits, num_threads, max_num_heads, kv_pool_.data(), rest);
+  rest += Attention::scratch_bytes(kv, limits, num_threads);
   sampler_ = std::make_unique<Sampler>(table_, vocab_size_, limits.max_num_logit_rows, num_threads, rest);
   for (const Operator& op : ops_)
     if (op.kind == OpKind::Linear) linears_[op.linear].is_gated = op.is_gated;
@@ -268,7 +244,7 @@ void Executor::wipe_block(int block) {
 }
 
 void Executor::run(const Batch& batch) {
-  planned_for_ = nullptr;
+  attention_->start_step();
   for (size_t i = 0; i < ops_.size(); i++)
     if (rows_of(ops_[i].output, batch) > 0) timed(i, [&] { run_op(ops_[i], batch); });
 }
@@ -347,6 +323,14 @@ void Executor::run_rope_angles(const Operator& op, const Batch& batch) {
     table_.rope_angles_row(batch.positions[row] / op.factor, frequencies.data(), op.dim,
                            at(op.output) + static_cast<ptrdiff_t>(row) * op.output.stride);
   });
+}
+
+void Executor::run_attention(const Operator& op, const Batch& batch) {
+  const auto rows = [this](const TensorRef& t) { return AttentionOp::Rows{at(t), t.stride}; };
+  attention_->run(pool_,
+                  {op.layer, op.num_heads, op.scale, op.soft_cap, op.window, rows(op.inputs[0]), rows(op.inputs[1]),
+                   rows(op.inputs[2]), rows(op.output)},
+                  batch);
 }
 
 }  // namespace insitu

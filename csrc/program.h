@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attend.h"
 #include "batch.h"
 #include "kernels.h"
 #include "memory.h"
@@ -40,7 +41,8 @@ struct Operator {
   bool is_gated = false;          // Linear: silu(first half) * second half is what it writes
   float eps = 0, scale = 0;
   double theta = 0, factor = 1;
-  int group = 0, dim = 0, layer = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  float soft_cap = 0;             // Attention: 0: none
+  int group = 0, dim = 0, layer = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, window = 0;
 };
 
 struct RawSegment {
@@ -114,15 +116,6 @@ class Executor {
     const uint8_t *at[2] = {}, *end[2] = {};
     void start(const Linear& linear, int worker, int num_threads);
   };
-  // Rows [first_row, first_row + num_rows) of the (token, head) pairs of a sequence and KV head.
-  struct AttentionItem {
-    int seq, kv_head, first_row, num_rows, first_chunk, last_chunk;
-    ptrdiff_t partials;           // floats into split_, or -1: whole, merged at once
-  };
-  struct MergeItem {
-    int seq, kv_head, first_row, num_rows;
-    ptrdiff_t partials;
-  };
 
   void pack(const ProgramSpec& spec);
   void run(const Batch& batch);
@@ -139,12 +132,6 @@ class Executor {
   void run_quantize(const Operator& op, int num_rows);
   void run_rope_angles(const Operator& op, const Batch& batch);
   void run_attention(const Operator& op, const Batch& batch);
-  void plan_attention(const Operator& op, const Batch& batch);
-  void plan_sequence(const Operator& op, const Batch& batch, int seq, double target);
-  void attend(const Operator& op, const Batch& batch, const AttentionItem& item, int worker);
-  void merge(const Operator& op, const Batch& batch, const MergeItem& item, const float* partials, int rows);
-  int tile_rows(int heads_per_kv) const;
-
   template <typename Body>
   void for_rows(int num_rows, double ns_a_row, Body&& body);
 
@@ -171,13 +158,7 @@ class Executor {
   float* row_scratch_ = nullptr;
   std::vector<int> next_linear_;     // by operator: the weight of the next Linear after it, or -1
   std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
-  // Attention of the step under way.
-  const Operator* planned_for_ = nullptr;
-  std::vector<AttentionItem> items_;
-  std::vector<MergeItem> merges_;
-  ptrdiff_t split_used_ = 0, split_floats_ = 0, worker_floats_ = 0;
-  float* split_ = nullptr;
-  float* workers_ = nullptr;
+  std::unique_ptr<Attention> attention_;
   std::unique_ptr<Sampler> sampler_;
 };
 

@@ -182,8 +182,8 @@ static double log_double(double x) { return log_d(x); }
 // The entries of KernelTable that elementwise.h, attention.h and sample.h fill, in its order.
 #define INSITU_EXECUTOR_ENTRIES                                                                             \
   .rms_norm_row = rms_norm_row, .rope_frequencies = rope_frequencies, .rope_angles_row = rope_angles_row,   \
-  .rope_row = rope_row, .silu_gated_row = silu_gated_row, .add_row = add_row, .max_tile_rows = kAttentionRows,   \
-  .write_kv = write_kv, .attend_chunks = attend_chunks, .merge_chunks = merge_chunks,                       \
+  .rope_row = rope_row, .silu_gated_row = silu_gated_row, .add_row = add_row, .write_kv = write_kv,         \
+  .attend_chunks = attend_chunks, .fold_chunk = fold_chunk, .take_output = take_output,                     \
   .logit_maxima = logit_maxima, .logit_sum = logit_sum, .logit_mass = logit_mass, .best_score = best_score, \
   .token_probability = token_probability, .token_mass = token_mass, .token_depth = depth_of, .token_score = token_score,             \
   .log_double = log_double

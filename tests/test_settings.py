@@ -78,7 +78,7 @@ def test_the_variable_names_the_file_and_config_wins_over_it(tmp_path: Path) -> 
         ('host = ""\n', "host: a text"),
         ('host = "http://x/"\n', "host: an address"),
         ("host = 1\n", "host: a text"),
-        ('kv_cache_dtype = "f8"\n', "kv_cache_dtype: one of f16, f32"),
+        ('kv_cache_dtype = "f8"\n', "kv_cache_dtype: one of f16, bf16, f32, int8"),
         ("block_size = 24\n", "block_size: 16 or 32 is wanted, not 24"),
         ('block_size = "x"\n', "block_size: 16 or 32"),
         ("drain_grace_s = -1\n", "drain_grace_s: seconds"),

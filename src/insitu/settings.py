@@ -15,7 +15,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -204,8 +204,11 @@ class Settings:
     kv_cache_bytes: int | None = _setting(
         None, SIZE, "Memory for the KV cache, such as 2GiB [default: from what is left]."
     )
-    kv_cache_dtype: str = _setting(
-        "f16", _one_of("f16", "f32"), "How keys and values are stored.", numeric=True
+    kv_cache_dtype: Literal["f16", "bf16", "f32", "int8"] = _setting(
+        "f16",
+        _one_of("f16", "bf16", "f32", "int8"),
+        "How keys and values are stored.",
+        numeric=True,
     )
     block_size: int = _setting(32, _one_number_of(16, 32), "Tokens of one KV block.")
     sampling_defaults: str = _setting(

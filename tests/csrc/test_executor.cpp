@@ -26,13 +26,13 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 namespace {
 
 constexpr Shape kShapes[] = {
-    {"32s", 96, 6, 2, 48, 160, 301, 2, 16, true, false, BlockType::Q8_0, BlockType::Q4_0, BlockType::Q5_0,
+    {"32s", 96, 6, 2, 48, 160, 301, 2, 16, KvType::F16, false, BlockType::Q8_0, BlockType::Q4_0, BlockType::Q5_0,
      BlockType::Q8_0, BlockType::Q4_1, BlockType::Q4_0, BlockType::Q5_0, BlockType::Q8_0},
-    {"Ks", 256, 4, 1, 64, 256, 300, 2, 32, true, true, BlockType::Q6_K, BlockType::Q4_K, BlockType::Q4_K,
+    {"Ks", 256, 4, 1, 64, 256, 300, 2, 32, KvType::I8, true, BlockType::Q6_K, BlockType::Q4_K, BlockType::Q4_K,
      BlockType::Q6_K, BlockType::Q4_K, BlockType::Q4_K, BlockType::Q6_K, BlockType::Q6_K},
-    {"floats", 64, 9, 3, 16, 48, 65, 2, 16, false, false, BlockType::F32, BlockType::F16, BlockType::BF16,
+    {"floats", 64, 9, 3, 16, 48, 65, 2, 16, KvType::F32, false, BlockType::F32, BlockType::F16, BlockType::BF16,
      BlockType::F32, BlockType::F16, BlockType::BF16, BlockType::F32, BlockType::F16},
-    {"mixed", 256, 8, 4, 32, 288, 300, 1, 32, false, false, BlockType::Q4_1, BlockType::Q4_K, BlockType::Q4_0,
+    {"mixed", 256, 8, 4, 32, 288, 300, 1, 32, KvType::BF16, false, BlockType::Q4_1, BlockType::Q4_K, BlockType::Q4_0,
      BlockType::F16, BlockType::Q6_K, BlockType::Q4_1, BlockType::Q5_0, BlockType::Q4_K},
 };
 constexpr int kLengths[] = {270, 40, 19, 1};

@@ -13,10 +13,11 @@ namespace insitu {
 struct Shape {
   const char* name;
   int hidden, heads, kv_heads, head_dim, inner, vocab, layers, block_size;
-  bool is_f16, is_adjacent;
+  KvType kv_type;
+  bool is_adjacent;
   BlockType embedding, q, k, v, o, up, down, head;
 
-  KvSpec kv() const { return {layers, kv_heads, head_dim, block_size, is_f16}; }
+  KvSpec kv() const { return {layers, kv_heads, head_dim, block_size, kv_type}; }
 };
 
 class TinyDecoder {

@@ -24,6 +24,7 @@ from kernels.tiny_decoder import (
     sampling,
 )
 
+from insitu.kernels.kv_layout import KV_DTYPES, KVDtype
 from insitu.kernels.native import (
     Limits,
     Native,
@@ -38,6 +39,8 @@ SHAPES = [
     Shape(),
     Shape(heads=9, kv_heads=3, head_dim=64, block_size=32, pairing="adjacent", bias=False),
     Shape(heads=7, kv_heads=1, head_dim=128, kv_dtype="f32"),
+    Shape(heads=14, kv_heads=1, head_dim=80, kv_dtype="int8", window=40, soft_cap=5.0),
+    Shape(heads=4, kv_heads=2, head_dim=64, kv_dtype="bf16", block_size=32, window=270),
     Shape(heads=4, kv_heads=4, head_dim=16, hidden=96, inner=160, vocab=77),
 ]
 NUM_TOKENS = 300  # crosses a chunk of 256 positions
@@ -140,6 +143,31 @@ def test_long_context_is_split_over_threads_without_moving_a_bit() -> None:
         rows.append(engine.forward(batch_of([Work(tokens, 999, 1000, blocks)], shape.block_size)))
         engine.close()
     assert _bits(rows[0]) == _bits(rows[1])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("window", [0, 300])
+def test_block_size_threads_and_tiles_move_no_bit(kv_dtype: KVDtype, window: int) -> None:
+    """Prefill in tiles of any size, then one row over several chunks split among threads."""
+    rows = []
+    for block_size, num_threads, step in ((16, 1, 700), (32, 3, 61), (48, 2, 7)):
+        shape = Shape(
+            kv_heads=1,
+            heads=3,
+            head_dim=32,
+            kv_dtype=kv_dtype,
+            window=window,
+            block_size=block_size,
+        )
+        tokens, blocks = _tokens(shape, num=700), _blocks(shape, 1, 0, 700)
+        engine = native(shape, num_threads=num_threads)
+        for start in range(0, 699, step):
+            work = Work(tokens, start, min(start + step, 699), blocks, ())
+            engine.forward(batch_of([work], block_size))
+        rows.append(engine.forward(batch_of([Work(tokens, 699, 700, blocks)], block_size)))
+        engine.close()
+    assert np.isfinite(rows[0]).all()
+    assert _bits(rows[0]) == _bits(rows[1]) == _bits(rows[2])
 
 
 def test_blocks_left_full_of_nan_do_no_harm(shape: Shape, whole: Float32) -> None:

@@ -14,7 +14,7 @@ import pytest
 from kernels.tiny_decoder import LIMITS, Shape, Work, batch_of, blocks_for, linear, lowered
 
 from insitu.kernels.blocks import BlockType, encode
-from insitu.kernels.kv_layout import KVLayout
+from insitu.kernels.kv_layout import KV_DTYPES, KVDtype, KVLayout
 from insitu.kernels.native import Native, available_isas
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import quantize_activations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 VOCAB = 40
 NUM_ROWS = 13
+NUM_IN_CHUNKS = 530  # three chunks of 256 positions
 KV = KVLayout(1, 1, 16, 16)
-WIDE_LIMITS = replace(LIMITS, max_num_logit_rows=400)
+WIDE_LIMITS = replace(LIMITS, max_num_logit_rows=600)
 
 
 def _embedding(width: int, seed: int = 0) -> PackedLinear:
@@ -45,12 +46,12 @@ def _program(width: int, record: Callable[[Program, Tensor], Tensor]) -> Program
     return quantize_activations(p.output(p.take(x, p.logit_rows)))
 
 
-def _batch(num_tokens: int = NUM_ROWS) -> ArrayBatch:
+def _batch(num_tokens: int = NUM_ROWS, block_size: int = 16) -> ArrayBatch:
     rng = np.random.default_rng(7)
     tokens = rng.integers(0, VOCAB, num_tokens).astype(np.int32)
     tokens[: min(3, num_tokens)] = np.arange(min(3, num_tokens))
-    blocks = blocks_for(rng, -(-num_tokens // 16), range(60))
-    return batch_of([Work(tokens, 0, num_tokens, blocks, range(num_tokens))], 16)
+    blocks = blocks_for(rng, -(-num_tokens // block_size), range(60))
+    return batch_of([Work(tokens, 0, num_tokens, blocks, range(num_tokens))], block_size)
 
 
 def _ulps(got: Float32, wanted: Float32) -> float:
@@ -143,23 +144,60 @@ def test_linear_of_mixed_segments_with_a_residual() -> None:
     assert _ulps(got, wanted) <= 2
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"),
-    [(1, 1, 16), (6, 2, 48), (7, 1, 64), (8, 1, 32), (10, 1, 128)],
-)
-def test_attention(dtype: str, heads: int, kv_heads: int, head_dim: int) -> None:
-    kv = KVLayout(1, kv_heads, head_dim, 16, "f16" if dtype == "f16" else "f32")
-    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+def _attention(
+    heads: int, kv: KVLayout, *, window: int = 0, soft_cap: float = 0.0, scale: float = 0.02
+) -> Program:
+    sizes = [heads * kv.head_dim, kv.num_kv_heads * kv.head_dim, kv.num_kv_heads * kv.head_dim]
 
     def record(p: Program, x: Tensor) -> Tensor:
         q, k, v = x.split(sizes)
         return p.attention(
-            q, k, v, layer=0, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=0.02
+            q,
+            k,
+            v,
+            layer=0,
+            num_heads=heads,
+            num_kv_heads=kv.num_kv_heads,
+            head_dim=kv.head_dim,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
         )
 
-    got, wanted = _run(_program(sum(sizes), record), _batch(270), kv)
+    return _program(sum(sizes), record)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(1, 1, 16), (6, 2, 48), (7, 1, 64), (3, 1, 80), (8, 1, 32), (4, 2, 96), (10, 1, 128)],
+)
+def test_attention(dtype: KVDtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    kv = KVLayout(1, kv_heads, head_dim, 16, dtype)
+    got, wanted = _run(_attention(heads, kv), _batch(270), kv)
     assert _ulps(got, wanted) <= 4
+
+
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("window", [0, 1, 5, 16, 37, 256, 300])
+@pytest.mark.parametrize("soft_cap", [0.0, 2.5])
+def test_attention_in_a_window_and_under_a_cap(
+    dtype: KVDtype, window: int, soft_cap: float
+) -> None:
+    """Windows that begin inside a page, at its edge, and past whole chunks."""
+    kv = KVLayout(1, 1, 16, 16, dtype)
+    program = _attention(2, kv, window=window, soft_cap=soft_cap, scale=0.2)
+    got, wanted = _run(program, _batch(NUM_IN_CHUNKS), kv)
+    assert _ulps(got, wanted) <= 16
+
+
+@pytest.mark.slow  # the widest heads in NumPy take a minute
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_attention_of_wide_heads(dtype: KVDtype) -> None:
+    kv = KVLayout(1, 2, 256, 32, dtype)
+    program = _attention(32, kv, window=200, soft_cap=30.0, scale=0.05)
+    got, wanted = _run(program, _batch(530, 32), kv)
+    assert _ulps(got, wanted) <= 16
 
 
 @pytest.mark.parametrize(

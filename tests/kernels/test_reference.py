@@ -15,7 +15,7 @@ from kernels.tiny_operators import ints, one_sequence, over_rows
 
 from insitu.kernels import reference_math as maths
 from insitu.kernels.blocks import BlockType, decode, encode
-from insitu.kernels.kv_layout import KVLayout
+from insitu.kernels.kv_layout import KV_DTYPES, KVDtype, KVLayout
 from insitu.kernels.native import Limits, Native, available_isas
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import lower, quantize_activations
@@ -111,8 +111,8 @@ def test_native_embeds_the_formats_bits(block_type: BlockType) -> None:
     assert np.array_equal(run_native(p, 37), expected)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
-def test_a_whole_decoder_agrees_with_the_definition(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_whole_decoder_agrees_with_the_definition(dtype: KVDtype) -> None:
     shape = Shape(kv_dtype=dtype)
     p = lowered(shape)
     expected = run(p, 60, shape.kv)
@@ -128,26 +128,32 @@ def test_native_attention_agrees_with_the_definition(num_tokens: int) -> None:
     assert_within_ulps(run_native(p, num_tokens), expected, limits_ulps)
 
 
-def attend(p: Program, x: Tensor) -> Tensor:
+def attend(p: Program, x: Tensor, window: int = 0, soft_cap: float = 0.0) -> Tensor:
     q, k, v = x.split([64, 32, 32])
-    return p.attention(q, k, v, layer=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    return p.attention(q, k, v, layer=0, **heads, scale=0.25, window=window, soft_cap=soft_cap)
 
 
 @pytest.mark.parametrize("in_kernel_order", [False, True])
-def test_attention_is_softmax_over_what_came_before(in_kernel_order: bool) -> None:
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (7, 0.0), (0, 1.5), (260, 3.0)])
+def test_attention_is_softmax_over_what_came_before(
+    in_kernel_order: bool, window: int, soft_cap: float
+) -> None:
     num_tokens = 270
     x = floats(num_tokens, 128) / np.float32(2)
-    p = over_rows(x, attend)
+    p = over_rows(x, lambda p, x: attend(p, x, window, soft_cap))
     kv = KVLayout(1, 2, 16, 16, "f32")
     got = run(quantize_activations(p) if in_kernel_order else p, num_tokens, kv)
     wide = x.astype(np.float64)
     q = wide[:, :64].reshape(-1, 4, 16)
     k, v = (np.repeat(wide[:, at : at + 32].reshape(-1, 2, 16), 2, axis=1) for at in (64, 96))
     for row in (0, 1, 255, 256, 269):
-        scores = np.einsum("hd,thd->ht", q[row], k[: row + 1]) * 0.25
+        seen = slice(max(0, row + 1 - window) if window else 0, row + 1)
+        scores = np.einsum("hd,thd->ht", q[row], k[seen]) * 0.25
+        scores = soft_cap * np.tanh(scores / soft_cap) if soft_cap else scores
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        expected = np.einsum("ht,thd->hd", weights, v[: row + 1]).reshape(-1)
+        expected = np.einsum("ht,thd->hd", weights, v[seen]).reshape(-1)
         assert np.allclose(got[row], expected, atol=2e-5)
 
 
@@ -268,3 +274,18 @@ def test_stored_halves_saturate() -> None:
     assert np.isnan(maths.store_f16(x)[3])
     assert maths.store_f16(x)[4] == np.inf
     assert maths.store_f16(x)[5] == 1  # ties to even
+
+
+def test_tanh_is_close_everywhere_and_keeps_its_sign() -> None:
+    x = np.concatenate([np.linspace(-12, 12, 20001), [1e-30, -1e-7, 0.0, 1e30, -np.inf]])
+    got = maths.tanh(x.astype(np.float32))
+    expected = np.tanh(x.astype(np.float32).astype(np.float64))
+    assert (np.abs(got - expected) <= 4 * np.spacing(np.abs(expected).astype(np.float32))).all()
+    assert np.isnan(maths.tanh(np.array([np.nan], np.float32)))[0]
+
+
+def test_bf16_is_nearest_even_and_keeps_nan_and_infinity() -> None:
+    x = np.array([1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, np.inf, -np.inf, 2**-133], np.float32)
+    assert maths.round_bf16(x).tolist() == [1, 1 + 2**-6, np.inf, np.inf, -np.inf, 2**-133]
+    nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+    assert np.isnan(maths.round_bf16(nan)).all()

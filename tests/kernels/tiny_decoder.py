@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.kernels.blocks import BlockType, encode
-from insitu.kernels.kv_layout import KVLayout
+from insitu.kernels.kv_layout import KVDtype, KVLayout
 from insitu.kernels.native import Limits, Native, SamplingArrays
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import lower
@@ -37,7 +37,9 @@ class Shape:
     inner: int = 512
     layers: int = 2
     block_size: int = 16
-    kv_dtype: str = "f16"
+    kv_dtype: KVDtype = "f16"
+    window: int = 0
+    soft_cap: float = 0.0
     pairing: str = "halves"
     bias: bool = True
     types: tuple[BlockType, ...] = (
@@ -53,14 +55,7 @@ class Shape:
     @property
     def kv(self) -> KVLayout:
         """The cache's layout."""
-        dtype = "f16" if self.kv_dtype == "f16" else "f32"
-        return KVLayout(
-            self.layers,
-            self.kv_heads,
-            self.head_dim,
-            self.block_size,
-            "f16" if dtype == "f16" else "f32",
-        )
+        return KVLayout(self.layers, self.kv_heads, self.head_dim, self.block_size, self.kv_dtype)
 
 
 LIMITS = Limits(
@@ -121,6 +116,8 @@ def program(shape: Shape, seed: int = 0, *, poison: int | None = None) -> Progra
             num_kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             scale=shape.head_dim**-0.5,
+            window=shape.window if layer % 2 else 0,
+            soft_cap=shape.soft_cap,
         )
         x = p.add(x, p.linear(a, linear(rng, [o_type], [hidden], width)))
         h = p.rms_norm(x, norms[2 * layer + 1], 1e-5)

@@ -110,7 +110,7 @@ def _measured(path: Path, settings: Settings, options: dict[str, Any]) -> Report
     wish = replace(wish, **{name: value for name, value in asked.items() if value is not None})
     wanted = Wanted(
         threads=settings.threads,
-        kv_cache_dtype="f32" if settings.kv_cache_dtype == "f32" else "f16",
+        kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
     )
     source = open_source(path)

@@ -24,7 +24,7 @@ from insitu.types import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from insitu.kernels.kv_layout import KVLayout
+    from insitu.kernels.kv_layout import KVDtype, KVLayout
     from insitu.models.load import LoadedModel
 
 # Tokens of one step: bounded while others decode, so that the gap between their tokens is.
@@ -63,7 +63,7 @@ class Wanted:
     threads: int | None = None
     pin: bool = False
     kv_cache_bytes: int | None = None
-    kv_cache_dtype: Literal["f16", "f32"] = "f16"
+    kv_cache_dtype: KVDtype = "f16"
     block_size: int = 32
     max_model_len: int | None = None
     max_num_seqs: int = 16
@@ -116,7 +116,7 @@ class Plan:
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
-    kv_cache_dtype: str
+    kv_cache_dtype: KVDtype
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -36,11 +36,7 @@ def start_engine(
 
 def make_native(model: LoadedModel, plan: Plan) -> Native:
     """The model's weights packed and its KV pool reserved, for whoever steps it."""
-    kv = kv_layout(
-        model.spec,
-        block_size=plan.block_size,
-        dtype="f32" if plan.kv_cache_dtype == "f32" else "f16",
-    )
+    kv = kv_layout(model.spec, block_size=plan.block_size, dtype=plan.kv_cache_dtype)
     program = lower(model.program)
     return Native(
         program,

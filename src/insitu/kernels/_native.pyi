@@ -16,8 +16,8 @@ BatchTuple = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32]
 SamplingTuple = tuple[Float64, Int32, Float64, Float64, UInt64, UInt32, UInt32, Int32]
 # token_ids, logprobs, top_ids, top_logprobs, finite
 SampledTuple = tuple[Int32, Float32, Int32, Float32, Bools]
-# num_layers, num_kv_heads, head_dim, block_size, is_f16
-KvTuple = tuple[int, int, int, int, bool]
+# num_layers, num_kv_heads, head_dim, block_size, dtype
+KvTuple = tuple[int, int, int, int, str]
 # max_num_tokens, max_num_logit_rows, max_num_seqs, num_blocks, max_blocks_per_seq
 LimitsTuple = tuple[int, int, int, int, int]
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+KVDtype = Literal["f16", "bf16", "f32", "int8"]
+KV_DTYPES: tuple[KVDtype, ...] = ("f16", "bf16", "f32", "int8")
+_ELEMENT_BYTES: dict[KVDtype, int] = {"f16": 2, "bf16": 2, "f32": 4, "int8": 1}
+
 # A block, per layer: [num_kv_heads] of { K: [block_size / 16 tiles][head_dim][16 positions];
-# V: [block_size][head_dim] }.
+# V: [block_size][head_dim] }. int8 has float32 scales behind them: K's [block_size], then V's.
 TILE = 16
 
 
@@ -23,7 +27,7 @@ class KVLayout:
     num_kv_heads: int
     head_dim: int
     block_size: int = 32
-    dtype: Literal["f16", "f32"] = "f16"
+    dtype: KVDtype = "f16"
 
     def __post_init__(self) -> None:
         """Refuse shapes the tiles cannot hold."""
@@ -33,14 +37,15 @@ class KVLayout:
         for name in ("head_dim", "block_size"):
             if getattr(self, name) % TILE:
                 raise ValueError(f"{name} {getattr(self, name)} is not a multiple of {TILE}")
-        if self.dtype not in ("f16", "f32"):
-            raise ValueError(f"KV dtype {self.dtype!r} is not f16 or f32")
+        if self.dtype not in KV_DTYPES:
+            raise ValueError(f"KV dtype {self.dtype!r} is not one of {', '.join(KV_DTYPES)}")
 
     @property
     def bytes_per_token(self) -> int:
-        """Key and value of one token in all layers."""
-        element = 2 if self.dtype == "f16" else 4
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element
+        """Key and value of one token in all layers, their scales included."""
+        scale_bytes = 4 if self.dtype == "int8" else 0
+        row_bytes = self.head_dim * _ELEMENT_BYTES[self.dtype] + scale_bytes
+        return 2 * self.num_layers * self.num_kv_heads * row_bytes
 
     @property
     def bytes_per_block(self) -> int:

@@ -37,7 +37,7 @@ _OUTPUTS = 32  # outputs of an n-block
 _ATTRIBUTES = frozenset(
     (
         *("groups", "has_residual", "eps", "scale", "theta", "factor", "group", "dim", "layer"),
-        *("num_heads", "num_kv_heads", "head_dim"),
+        *("num_heads", "num_kv_heads", "head_dim", "window", "soft_cap"),
     )
 )
 
@@ -161,7 +161,7 @@ def native_sizes(
 
 
 def _kv_tuple(kv: KVLayout) -> _native.KvTuple:
-    return (kv.num_layers, kv.num_kv_heads, kv.head_dim, kv.block_size, kv.dtype == "f16")
+    return (kv.num_layers, kv.num_kv_heads, kv.head_dim, kv.block_size, kv.dtype)
 
 
 class _Lowering:

@@ -18,6 +18,8 @@ PAIRINGS = ("adjacent", "halves")
 ACTIVATIONS = ("silu",)
 # Attention kernels run 16 lanes over a head; see kv_layout.
 HEAD_DIM_MULTIPLE = 16
+# Below it 1 / soft_cap might overflow.
+SMALLEST_SOFT_CAP = 1e-30
 
 
 class ShapeError(ValueError):
@@ -136,8 +138,16 @@ def rope(x: Shaped, angles: Shaped, num_heads: int, head_dim: int, pairing: str)
     _require("rope", tensors, pairing in PAIRINGS, f"pairing {pairing!r} is not one of {PAIRINGS}")
 
 
-def attention(
-    q: Shaped, k: Shaped, v: Shaped, *, num_heads: int, num_kv_heads: int, head_dim: int
+def attention(  # noqa: PLR0913
+    q: Shaped,
+    k: Shaped,
+    v: Shaped,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> int:
     """q [T, num_heads * head_dim], k and v [T, num_kv_heads * head_dim] to the shape of q."""
     tensors = [q, k, v]
@@ -150,6 +160,9 @@ def attention(
     _require("attention", tensors, q.width == num_heads * head_dim, f"{num_heads} x {head_dim}")
     width = num_kv_heads * head_dim
     _require("attention", tensors, k.width == v.width == width, f"KV: {num_kv_heads} x {head_dim}")
+    _require("attention", tensors, 0 <= window < 2**31, f"window {window} is not 0 or more")
+    holds = math.isfinite(soft_cap) and (soft_cap == 0 or SMALLEST_SOFT_CAP <= soft_cap <= 1e30)
+    _require("attention", tensors, holds, f"soft_cap {soft_cap} is neither 0 nor a plain number")
     return q.width
 
 

@@ -199,10 +199,23 @@ class Program:
         num_kv_heads: int,
         head_dim: int,
         scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Tensor:
-        """Store k and v in the cache, then attend causally over it: [T, num_heads * head_dim]."""
+        """Store k and v in the cache, then attend causally over it: [T, num_heads * head_dim].
+
+        A token attends to the last ``window`` positions, its own included, or to all with 0. With a
+        ``soft_cap`` scores become cap * tanh(score / cap).
+        """
         width = rules.attention(
-            q, k, v, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+            q,
+            k,
+            v,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            window=window,
+            soft_cap=soft_cap,
         )
         return self._record(
             "attention",
@@ -213,6 +226,8 @@ class Program:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             scale=float(scale),
+            window=window,
+            soft_cap=float(soft_cap),
         )
 
     def gated(self, activation: str, x: Tensor) -> Tensor:

@@ -170,6 +170,7 @@ class Reference:
         self._cache.write(layer, batch.slot_mapping, k, v)
         scaled = (q * np.float32(op.attributes["scale"])).reshape(len(q), num_heads, -1)
         heads_per_kv = num_heads // op.attributes["num_kv_heads"]
+        how = reference_attention.Attending(op.attributes["window"], op.attributes["soft_cap"])
         order = self._in_kernel_order
         attend = (
             reference_attention.attend_in_chunks if order else reference_attention.attend_plainly
@@ -179,8 +180,8 @@ class Reference:
         for seq, length in enumerate(batch.seq_lens):
             rows = slice(starts[seq], starts[seq + 1])
             stored = self._cache.read(layer, batch.block_table[seq], int(length))
-            keys, values = (np.repeat(x, heads_per_kv, axis=1) for x in stored)
-            out[rows] = attend(scaled[rows], keys, values, batch.positions[rows])
+            keys, values = (x.repeated(heads_per_kv) for x in stored)
+            out[rows] = attend(scaled[rows], keys, values, batch.positions[rows], how)
         return np.asarray(out.reshape(q.shape))
 
     def _gated(self, op: Op, _: BatchArrays) -> Float32:

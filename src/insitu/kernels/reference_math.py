@@ -76,6 +76,29 @@ def exp(x: Float32) -> Float32:
     return np.where(over, np.float32(np.inf), np.ldexp(p, power)).astype(np.float32)
 
 
+# An odd polynomial of tanh near zero, highest power first.
+_TANH = (
+    -5.70498872745e-3,
+    2.06390887954e-2,
+    -5.37397155531e-2,
+    1.33314422036e-1,
+    -3.33332819422e-1,
+)
+
+
+def tanh(x: Float32) -> Float32:
+    """As the kernels compute it: a polynomial below 0.625, from e^2|x| beyond."""
+    magnitude = np.abs(x)
+    with np.errstate(all="ignore"):  # far from zero the polynomial is not looked at
+        square = x * x
+        p = np.full_like(x, _TANH[0])
+        for coefficient in _TANH[1:]:
+            p = fma(p, square, np.float32(coefficient))
+        near = fma(p * square, x, x)
+    far = np.float32(1) - np.float32(2) / (exp(magnitude + magnitude) + np.float32(1))
+    return np.where(magnitude < np.float32(0.625), near, np.where(x < 0, -far, far))
+
+
 def quantize(x: Float32, group: int) -> QuantizedRows:
     """One scale per row and group, from the largest magnitude; NaN or Inf gives zero integers."""
     rows = np.ascontiguousarray(x).reshape(len(x), -1, group)
@@ -94,3 +117,11 @@ def store_f16(x: Float32) -> npt.NDArray[np.float16]:
     """To half precision, nearest even; finite values too large become the largest half."""
     saturated = np.where(np.isfinite(x), np.clip(x, -F16_MAX, F16_MAX), x)
     return saturated.astype(np.float16)
+
+
+def round_bf16(x: Float32) -> Float32:
+    """To bfloat16, nearest even, and back; every NaN stays one."""
+    bits = x.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    kept = np.where(np.isnan(x), bits | np.uint32(0x400000), rounded)
+    return (kept & np.uint32(0xFFFF0000)).view(np.float32)

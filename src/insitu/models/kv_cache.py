@@ -5,16 +5,15 @@ Not here: blocks or their memory; engine and kernels own those.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from insitu.kernels.kv_layout import KVLayout
 
 if TYPE_CHECKING:
+    from insitu.kernels.kv_layout import KVDtype
     from insitu.models.spec import DecoderSpec
 
 
-def kv_layout(
-    spec: DecoderSpec, *, block_size: int = 32, dtype: Literal["f16", "f32"] = "f16"
-) -> KVLayout:
+def kv_layout(spec: DecoderSpec, *, block_size: int = 32, dtype: KVDtype = "f16") -> KVLayout:
     """What one KV block of this decoder holds."""
     return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, dtype)

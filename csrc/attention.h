@@ -245,18 +245,15 @@ static void fold_chunk(float* state, const float* partial, int head_dim) {
     return;
   }
   const bool is_higher = partial[0] > state[0];
-  const float low = is_higher ? state[0] : partial[0], high = is_higher ? partial[0] : state[0];
+  const float *high = is_higher ? partial : state, *low = is_higher ? state : partial;
+  const float maximum = high[0];
   alignas(64) float lanes[16];
-  const f32x16 weight = exp(broadcast(low - high));
+  const f32x16 weight = exp(broadcast(low[0] - maximum));
   storeu(lanes, weight);
-  state[0] = high;
-  if (is_higher) {
-    state[1] = __builtin_fmaf(state[1], lanes[0], partial[1]);
-    for (int d = 0; d < head_dim; d += 16) storeu(o + d, fma(loadu(o + d), weight, loadu(added + d)));
-  } else {
-    state[1] = __builtin_fmaf(partial[1], lanes[0], state[1]);
-    for (int d = 0; d < head_dim; d += 16) storeu(o + d, fma(loadu(added + d), weight, loadu(o + d)));
-  }
+  state[1] = __builtin_fmaf(low[1], lanes[0], high[1]);
+  for (int d = kPartialHeader; d < kPartialHeader + head_dim; d += 16)
+    storeu(state + d, fma(loadu(low + d), weight, loadu(high + d)));
+  state[0] = maximum;
 }
 
 static void take_output(const float* state, int head_dim, float* out) {

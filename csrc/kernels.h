@@ -21,12 +21,12 @@ struct PackedSegment {
   size_t block_bytes;
 };
 
-// A linear's input: float rows (F32/F16/BF16 weights) or rows quantised by quantize_tile.
+// A linear's input: float rows (F32/F16/BF16 weights) or rows quantised by quantize_row or quantize_column.
 struct Activations {
   int32_t num_rows, k, group;   // group: 32 or 256; 0 for float rows
   const float* rows;            // group == 0: [num_rows] rows of k floats, `row_stride` apart
   ptrdiff_t row_stride;         // in floats
-  const uint8_t* quantized;     // group != 0: as quantize_tile wrote it
+  const uint8_t* quantized;     // group != 0: as they wrote it
 };
 
 // What happens to a sum before it is stored: y = acc + bias[n] + residual[m, n], absent parts skipped.
@@ -117,11 +117,8 @@ struct KernelTable {
   const char* name;             // what INSITU_ISA calls it: kernels/native.py lists them
 
   // --- matmul.h, quantize.h, embed.h -------------------------------------------------------------
-  // Rows of one input are quantised tile by tile (any order, any thread).
-  int (*num_row_tiles)(int num_rows);
   size_t (*quantized_bytes)(int num_rows, int k, int group);
-  void (*quantize_tile)(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int tile, uint8_t* out);
-  // The same bytes a row, or one group of every row, at a time; x points at just those inputs.
+  // A row, or one group of every row, at a time (any order, any thread); x points at just those inputs.
   void (*quantize_row)(const float* x, int num_rows, int k, int group, int row, uint8_t* out);
   void (*quantize_column)(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int column,
                           uint8_t* out);

@@ -103,17 +103,6 @@ static void quantize_row_256(const float* x, int k, int row, int rows, uint8_t* 
   }
 }
 
-static void quantize_tile(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int tile,
-                          uint8_t* out) {
-  const RowTile t = row_tile(num_rows, tile);
-  out += t.first * quantized_row_bytes(k, group);
-  for (int r = 0; r < t.rows; r++) {
-    const float* row = x + (t.first + r) * row_stride;
-    if (group == 32) quantize_row_32(row, k, r, t.rows, out);
-    else quantize_row_256(row, k, r, t.rows, out);
-  }
-}
-
 // One group of every row; x holds just those inputs, rows `row_stride` apart.
 static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int column,
                             uint8_t* out) {

@@ -17,9 +17,7 @@ namespace insitu::INSITU_NS {
 extern const KernelTable table;
 const KernelTable table = {
     .name = INSITU_TABLE_NAME,
-    .num_row_tiles = num_row_tiles,
     .quantized_bytes = quantized_bytes,
-    .quantize_tile = quantize_tile,
     .quantize_row = quantize_row,
     .quantize_column = quantize_column,
     .matmul_block = matmul_block,

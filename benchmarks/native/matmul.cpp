@@ -44,8 +44,8 @@ void measure(const Options& o, const KernelTable& table, Crew& crew, const Matri
   Buffer x(size_t{4} * rows * w.k), y(size_t{4} * rows * w.n), q(table.quantized_bytes(rows, w.k, group ? group : 32));
   fill_floats(x, size_t(rows) * w.k);
   if (group)
-    for (int t = 0; t < table.num_row_tiles(rows); t++)
-      table.quantize_tile(x.floats(), w.k, rows, w.k, group, t, q.at(0));
+    for (int row = 0; row < rows; row++)
+      table.quantize_row(x.floats() + size_t(row) * w.k, rows, w.k, group, row, q.at(0));
   const Activations a{rows, w.k, group, group ? nullptr : x.floats(), w.k, group ? q.at(0) : nullptr};
   const size_t copies = rows > 64 ? 1 : w.copies;
   const auto multiply = [&](int part, int parts) {

@@ -112,7 +112,7 @@ struct Aligned {
 
 std::vector<float> multiply(const KernelTable& t, const PackedSegment& w, const float* x, int m, int group, const Epilogue& e) {
   Aligned q(t.quantized_bytes(m, w.k, group ? group : 32) + 64);
-  if (group) for (int i = t.num_row_tiles(m); i-- > 0;) t.quantize_tile(x, w.k, m, w.k, group, i, q.p);
+  if (group) for (int i = m; i-- > 0;) t.quantize_row(x + size_t(i) * w.k, m, w.k, group, i, q.p);
   const Activations a{m, w.k, group, group ? nullptr : x, w.k, group ? q.p : nullptr};
   std::vector<float> out(size_t(m) * w.n, -1.0f);
   for (int b = 0; b < (w.n + 31) / 32; b++) t.matmul_block(w, b, a, e, out.data(), w.n);
@@ -192,7 +192,7 @@ void bench(const Named& type, const char* isa, int n, int k) {
   std::printf("%-5s %-10s %dx%d:", type.name, isa, n, k);
   for (int m : {1, 8, 512}) {
     Aligned q(t->quantized_bytes(m, k, type.group ? type.group : 32));
-    if (type.group) for (int i = 0; i < t->num_row_tiles(m); i++) t->quantize_tile(x.data(), k, m, k, type.group, i, q.p);
+    if (type.group) for (int i = 0; i < m; i++) t->quantize_row(x.data() + size_t(i) * k, m, k, type.group, i, q.p);
     const Activations a{m, k, type.group, x.data(), k, q.p};
     const auto half_of = [&](int part) { for (int b = blocks * part / 2; b < blocks * (part + 1) / 2; b++) t->matmul_block(w, b, a, {}, y.data(), n); };
     const double s = seconds([&] { std::thread other(half_of, 1); half_of(0); other.join(); });

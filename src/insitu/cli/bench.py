@@ -6,14 +6,13 @@ Not here: measuring (``bench``). Standard output carries the table or the JSON a
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from insitu.cli.bar import Counting
-from insitu.cli.bench_load import latency_command, serve_command
+from insitu.cli.bench_load import latency_command, print_tables, serve_command
 from insitu.cli.flags import read_counts, settings_flags
 from insitu.settings import STORE_FIELDS
 
@@ -80,13 +79,9 @@ def native_command(settings: Settings, model: str, **options: Any) -> None:
         for one in report.skipped:
             click.echo(f"insitu: not measured: {one.case}: {one.reason}", err=True)
     else:
-        from rich.console import Console
-
         from insitu.bench.table import tables
 
-        # Lines are not cut where there is no terminal to cut them for.
-        width = None if sys.stdout.isatty() else 160
-        Console(width=width, highlight=False, markup=False).print(tables(report))
+        print_tables(tables(report))
     if options["plot"] is not None:
         draw(report, located.name, options["plot"])
 

@@ -69,7 +69,7 @@ def serve_command(url: str, **options: Any) -> None:
     if options["is_json"]:
         click.echo(json.dumps(figures.as_json(), indent=1))
     else:
-        _print(load_tables(run, figures))
+        print_tables(load_tables(run, figures))
     if options["plot"] is not None and figures.num_finished:
         draw_load(run, options["plot"])
     if figures.num_finished < figures.num_requests:
@@ -140,10 +140,11 @@ def latency_command(settings: Settings, model: str, **options: Any) -> None:
     if options["is_json"]:
         click.echo(json.dumps([row.as_json() for row in rows], indent=1))
     else:
-        _print(batch_table(rows))
+        print_tables(batch_table(rows))
 
 
-def _print(what: Any) -> None:
+def print_tables(what: Any) -> None:
+    """Write what rich can draw to standard output."""
     from rich.console import Console
 
     # Lines are not cut where there is no terminal to cut them for.

@@ -280,6 +280,10 @@ class EngineLoop:
             for opened, _ in items:
                 self.abort(opened.prompt.request_id)
 
+    def _left(self) -> list[tuple[str, int]]:
+        """Requests and choices of them that have not ended; only while holding ``_wake``."""
+        return [(one, choice) for one, opened in self._open.items() for choice in opened.left]
+
     def _let_go(self, request_id: str, choice: int | None) -> None:
         """Have the engine forget what ended early; only while holding ``_wake``."""
         key = (request_id, choice if request_id in self._open else None)
@@ -290,19 +294,9 @@ class EngineLoop:
         """End with an error what the step that does not return moves, or all when it is lost."""
         error = RequestFailed(_LATE, code="step_timeout", status=503)
         with self._wake:
-            late = [
-                (item.sequence.prompt.request_id, item.sequence.choice)
-                for item in self._engine.in_step
-            ]
-            if is_lost:
-                late = [
-                    (one, choice) for one, opened in self._open.items() for choice in opened.left
-                ]
-            late = [
-                (one, choice)
-                for one, choice in late
-                if one in self._open and choice in self._open[one].left
-            ]
+            sequences = [item.sequence for item in self._engine.in_step]
+            in_step = {(one.prompt.request_id, one.choice) for one in sequences}
+            late = [key for key in self._left() if is_lost or key in in_step]
             self._deliver([Output(one, error=error, choice=choice) for one, choice in late])
             for one, choice in late:
                 self._let_go(one, choice)
@@ -310,7 +304,7 @@ class EngineLoop:
     def _end(self, error: Exception) -> None:
         with self._wake:
             self._is_alive = False
-            left = [(one, choice) for one, opened in self._open.items() for choice in opened.left]
+            left = self._left()
             self._wake.notify_all()
         self._deliver([Output(one, error=error, choice=choice) for one, choice in left])
         try:

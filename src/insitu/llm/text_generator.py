@@ -160,7 +160,7 @@ class TextGenerator:
     def _prompt(self, prepared: Prepared, caller: Caller) -> Prompt:
         request = prepared.request
         sampling = request.sampling
-        salt = _salt(caller.tenant, request.cache_salt)
+        salt = _salt(caller.tenant, request.cache_salt) if self._has_prefix_cache else None
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= self.preparer.tokenizer.end_ids
@@ -177,7 +177,7 @@ class TextGenerator:
             stop_ids=stop_ids,
             num_logprobs=sampling.logprobs,
             num_choices=sampling.n,
-            cache_salt=salt if self._has_prefix_cache else None,
+            cache_salt=salt,
             # What lies beyond a stop string is nobody's.
             shares_output=not sampling.stop,
             priority=request.priority,

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import httpx
+from serving import start, url_of
 
 BODY = {"model": "default", "prompt": "The capital of France is", "max_tokens": 16, "stream": True}
 
@@ -24,12 +25,9 @@ BODY = {"model": "default", "prompt": "The capital of France is", "max_tokens": 
 def first_token_s(model: str) -> tuple[float, int]:
     """One start: seconds to the first token, and the bytes of anonymous memory after an answer."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "insitu", "serve", model, "--port", "0"]
-    process = subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = start(model)
     try:
-        url = _url(process)
+        url = url_of(process)
         client = httpx.Client(base_url=url, trust_env=False, timeout=60)
         with client, client.stream("POST", "/completions", json=BODY) as answer:
             answer.raise_for_status()
@@ -42,15 +40,6 @@ def first_token_s(model: str) -> tuple[float, int]:
     finally:
         process.terminate()
         process.communicate()
-
-
-def _url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        for word in line.split():
-            if word.startswith("http://"):
-                return word
-    raise SystemExit("the server ended before it listened")
 
 
 def _anonymous_bytes(process_id: int) -> int:

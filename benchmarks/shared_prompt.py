@@ -12,12 +12,11 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
 import httpx
+from serving import start, url_of
 
 TEXT = (
     "you answer the user in short and plain words about a river, an old bridge, its stones and "
@@ -96,26 +95,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=1000)
     options = parser.parse_args()
-    command = [sys.executable, "-m", "insitu", "serve", options.model, "--port", "0"]
-    process = subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = start(options.model)
     try:
-        runs = measure(_url(process), options.runs, options.tokens)
+        runs = measure(url_of(process), options.runs, options.tokens)
     finally:
         process.terminate()
         process.communicate()
     ratio = statistics.median(run["ratio"] for run in runs)
     print(json.dumps({"runs": runs, "median_ratio": ratio}))  # noqa: T201
-
-
-def _url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        for word in line.split():
-            if word.startswith("http://"):
-                return word
-    raise SystemExit("the server ended before it listened")
 
 
 if __name__ == "__main__":

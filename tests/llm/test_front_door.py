@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from llm.counting import counted_anew
 from tiny_model import write_gguf
 
 import insitu
-from insitu.llm.front_door import LLM, Completion
+from insitu.llm.front_door import LLM
 from insitu.types import FinishReason, Refusal, SamplingParams
 from insitu.weights.locate import ModelNotPulled
 
@@ -129,11 +130,6 @@ def test_together_as_alone(random_llm: LLM) -> None:
     together = random_llm.generate(prompts, params)
     alone = [random_llm.generate([one], own)[0] for one, own in zip(prompts, params, strict=True)]
     assert list(map(counted_anew, together)) == list(map(counted_anew, alone))
-
-
-def counted_anew(one: Completion) -> Completion:
-    """An answer without what tells whether its prompt was found computed."""
-    return replace(one, usage=replace(one.usage, cached_tokens=0))
 
 
 def test_choices_are_their_own_and_the_prompt_is_shared(random_path: Path) -> None:

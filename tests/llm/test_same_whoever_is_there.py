@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from llm.counting import counted_anew
 
 from insitu.llm.build import build
-from insitu.llm.front_door import LLM, Completion
+from insitu.llm.front_door import LLM
 from insitu.types import Caller, Delta, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -131,11 +132,6 @@ def test_threads_and_chunks_move_no_bit(
         again = [llm.generate([one], params)[0] for one in prompts]
         assert list(map(counted_anew, again)) == expected
         assert any(one.usage.cached_tokens for one in again)
-
-
-def counted_anew(one: Completion) -> Completion:
-    """An answer without what tells whether its prompt was found computed."""
-    return replace(one, usage=replace(one.usage, cached_tokens=0))
 
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 48, 100)

@@ -85,3 +85,18 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert set(error) == {"message", "type", "param", "code"}
     assert isinstance(error, dict)
     return error
+
+
+def chat_scope() -> dict[str, Any]:
+    """What an ASGI server tells an app of a chat request whose body is to come."""
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "raw_path": CHAT.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "scheme": "http",
+        "http_version": "1.1",
+        "root_path": "",
+    }

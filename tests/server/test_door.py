@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from server.asking import BASE, CHAT, TEXT, ask, ask_all, chat_body, error_of, post, text_body
+from server.asking import (
+    BASE,
+    CHAT,
+    TEXT,
+    ask,
+    ask_all,
+    chat_body,
+    chat_scope,
+    error_of,
+    post,
+    text_body,
+)
 from server.scripted_generator import Scripted
 
 from insitu.server.app import create_app, routes
@@ -229,19 +240,7 @@ async def cancel_after_first_byte(app: Starlette, body: dict[str, Any], wait_s: 
         if b'"content":"a"' in message.get("body", b""):
             sent.set()
 
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": CHAT,
-        "raw_path": CHAT.encode(),
-        "query_string": b"",
-        "headers": headers,
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
-    await asyncio.wait_for(app(scope, receive, send), 5)
+    await asyncio.wait_for(app(chat_scope(), receive, send), 5)
 
 
 def test_metrics_add_up() -> None:

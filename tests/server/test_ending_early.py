@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from server.asking import BASE, CHAT, TEXT, ask, chat_body, error_of, post, text_body
+from server.asking import (
+    BASE,
+    CHAT,
+    TEXT,
+    ask,
+    chat_body,
+    chat_scope,
+    error_of,
+    post,
+    text_body,
+)
 from server.dictated import ask_together, chat, dictated
 from server.scripted_generator import Scripted
 from server.test_door import cancel_after_first_byte, sample, scrape
@@ -77,19 +87,7 @@ async def never_reads(app: Starlette, body: dict[str, Any], begun: asyncio.Event
             begun.set()
             await asyncio.Event().wait()
 
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": CHAT,
-        "raw_path": CHAT.encode(),
-        "query_string": b"",
-        "headers": headers,
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
-    await app(scope, receive, send)
+    await app(chat_scope(), receive, send)
 
 
 def test_a_timeout_ends_a_request_with_its_name_and_gives_its_blocks_back(

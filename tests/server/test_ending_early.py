@@ -223,8 +223,10 @@ def test_the_end_of_a_drain_gives_blocks_back_whoever_reads(generator: TextGener
         stuck = asyncio.create_task(never_reads(app, chat(stream=True), begun))
         async with client_of(app) as client:
             whole = asyncio.create_task(client.post(CHAT, json=chat()))
-            waits = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
             await begun.wait()
+            while generator.stats().num_running < 2:
+                await asyncio.sleep(0.002)
+            waits = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
             while generator.stats().num_open < 3:
                 await asyncio.sleep(0.002)
             drain = asyncio.create_task(app.state.service.lifecycle.drain(0.05))

@@ -26,10 +26,11 @@ from server.asking import BASE, TEXT
 
 from insitu.kernels.native import available_isas
 from insitu.llm.build import build, plan
+from insitu.sampling_params import SamplingParams
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
 from insitu.settings import FIELDS
-from insitu.types import Caller, Request, SamplingParams
+from insitu.types import Caller, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

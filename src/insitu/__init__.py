@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from insitu.llm.front_door import LLM
-    from insitu.types import SamplingParams
+    from insitu.sampling_params import SamplingParams
 
 __all__ = ["LLM", "SamplingParams"]
 
-_HOME = {"LLM": "insitu.llm.front_door", "SamplingParams": "insitu.types"}
+_HOME = {"LLM": "insitu.llm.front_door", "SamplingParams": "insitu.sampling_params"}
 
 
 def __getattr__(name: str) -> Any:

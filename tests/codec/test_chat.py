@@ -13,7 +13,8 @@ from codec.provenance import FIELDS, split_over_messages, variants
 
 from insitu.codec.chat import ChatTemplate, load_chat_template
 from insitu.codec.template import Template
-from insitu.types import Message, Refusal, ToolCall
+from insitu.refusal import Refusal
+from insitu.types import Message, ToolCall
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 
 FOLDER = Path(__file__).parent / "templates"

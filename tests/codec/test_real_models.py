@@ -14,7 +14,8 @@ from codec.provenance import FIELDS, variants
 from insitu.codec.chat import ChatTemplate, load_chat_template
 from insitu.codec.detokenizer import Detokenizer
 from insitu.codec.tokenizer import Tokenizer, load_tokenizer
-from insitu.types import Message, Refusal
+from insitu.refusal import Refusal
+from insitu.types import Message
 from insitu.weights.source import open_source
 
 GOLDEN = Path(__file__).parent.parent / "golden"

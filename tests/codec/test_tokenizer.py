@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from insitu.codec.byte_map import byte_characters
 from insitu.codec.tokenizer import Tokenizer, load_tokenizer
-from insitu.types import Refusal
+from insitu.refusal import Refusal
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 
 TOKENIZER = tiny.tiny_tokenizer()

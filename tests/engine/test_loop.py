@@ -14,7 +14,7 @@ import pytest
 from engine.scripted_runner import expected_tokens, make_engine, make_prompt, tokens_of
 
 from insitu.engine.loop import EngineLoop
-from insitu.types import Refusal, RequestFailed
+from insitu.refusal import Refusal, RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

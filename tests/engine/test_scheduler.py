@@ -16,7 +16,8 @@ from engine.scripted_runner import (
 )
 
 from insitu.engine.scheduler import Scheduler
-from insitu.types import FinishReason, Refusal
+from insitu.refusal import Refusal
+from insitu.types import FinishReason
 
 
 def test_schedule_stays_one_screen() -> None:

@@ -11,7 +11,7 @@ from engine.scripted_runner import expected_tokens, make_engine, make_prompt, to
 from engine.test_loop import collect, submit, until
 
 from insitu.engine.loop import EngineLoop
-from insitu.types import Refusal, RequestFailed
+from insitu.refusal import Refusal, RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

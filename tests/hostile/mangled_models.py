@@ -31,7 +31,7 @@ from insitu.models.batch import Batch
 from insitu.models.kv_cache import kv_layout
 from insitu.models.load import LoadedModel, load_model
 from insitu.models.sampling_defaults import read_sampling_defaults
-from insitu.types import Refusal
+from insitu.refusal import Refusal
 from insitu.weights.errors import ModelFileError
 from insitu.weights.source import open_source
 

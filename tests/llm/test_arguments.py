@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from insitu.engine.plan import PlanError, Wanted
-from insitu.types import Refusal, SamplingParams
+from insitu.refusal import Refusal
+from insitu.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from insitu.llm.front_door import LLM

@@ -19,7 +19,8 @@ from tiny_model import (
 
 from insitu.kernels.blocks import BlockType
 from insitu.llm.front_door import LLM
-from insitu.types import Refusal, SamplingParams
+from insitu.refusal import Refusal
+from insitu.sampling_params import SamplingParams
 from insitu.weights.errors import ModelFileError
 
 if TYPE_CHECKING:

@@ -17,7 +17,9 @@ from tiny_model import write_gguf
 
 import insitu
 from insitu.llm.front_door import LLM
-from insitu.types import FinishReason, Refusal, SamplingParams
+from insitu.refusal import Refusal
+from insitu.sampling_params import SamplingParams
+from insitu.types import FinishReason
 from insitu.weights.locate import ModelNotPulled
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from llm.counting import counted_anew
 
 from insitu.llm.build import build
 from insitu.llm.front_door import LLM
-from insitu.types import Caller, Delta, Request, SamplingParams
+from insitu.sampling_params import SamplingParams
+from insitu.types import Caller, Delta, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

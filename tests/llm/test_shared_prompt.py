@@ -9,7 +9,8 @@ import pytest
 from tiny_model import write_gguf
 
 from insitu.llm.build import build
-from insitu.types import Caller, Message, Request, SamplingParams
+from insitu.sampling_params import SamplingParams
+from insitu.types import Caller, Message, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from insitu.llm.build import build, plan
-from insitu.types import Caller, Delta, Message, Refusal, Request, RequestFailed, SamplingParams
+from insitu.refusal import Refusal, RequestFailed
+from insitu.sampling_params import SamplingParams
+from insitu.types import Caller, Delta, Message, Request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -8,7 +8,7 @@ import pytest
 from tiny_model import write_gguf, write_safetensors
 
 from insitu.models.sampling_defaults import SamplingDefaults, read_sampling_defaults
-from insitu.types import SamplingParams
+from insitu.sampling_params import SamplingParams
 from insitu.weights.errors import ModelFileError
 from insitu.weights.source import open_source
 

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from insitu.measures import EngineStats, Histogram
+from insitu.refusal import Refusal, RequestFailed
 from insitu.types import (
     Caller,
     Delta,
     FinishReason,
     ModelCard,
     Prepared,
-    Refusal,
     Request,
-    RequestFailed,
     Tokenized,
     TokenLogprob,
     Usage,

@@ -11,10 +11,10 @@ import pytest
 from server.asking import TEXT, error_of, post, text_body
 from server.scripted_generator import Scripted
 
+from insitu.refusal import Refusal
 from insitu.server.app import create_app
 from insitu.server.body import MAX_CONTAINERS, MAX_VALUES, parse_json
 from insitu.server.options import ServerOptions
-from insitu.types import Refusal
 
 
 def refused(body: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from server.asking import CHAT, chat_body, error_of, events, post
 from server.scripted_generator import Scripted
 
+from insitu.refusal import Refusal, RequestFailed
 from insitu.server.schema_answers import ChatCompletion, ChatCompletionChunk
-from insitu.types import Message, Refusal, RequestFailed
+
+if TYPE_CHECKING:
+    from insitu.types import Message
 
 
 def test_a_whole_answer_has_openais_shape() -> None:

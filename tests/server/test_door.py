@@ -23,11 +23,12 @@ from server.asking import (
 )
 from server.scripted_generator import Scripted
 
+from insitu.refusal import Refusal, RequestFailed
 from insitu.server.app import create_app, routes
 from insitu.server.auth import OPEN_PATHS
 from insitu.server.openapi import OPERATIONS
 from insitu.server.options import ServerOptions
-from insitu.types import Caller, FinishReason, Refusal, RequestFailed
+from insitu.types import Caller, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

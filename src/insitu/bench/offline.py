@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from insitu.llm.front_door import LLM
-from insitu.types import SamplingParams
+from insitu.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,9 @@ from insitu.settings import ENGINE_FIELDS, STORE_FIELDS
 if TYPE_CHECKING:
     import asyncio
 
+    from insitu.sampling_params import SamplingParams
     from insitu.settings import Settings
-    from insitu.types import Generator, Message, SamplingParams
+    from insitu.types import Generator, Message
 
 HELP = "/exit ends (so does Ctrl-D), /reset begins anew, Ctrl-C stops an answer."
 
@@ -102,7 +103,8 @@ class Conversation:
 
     def _take_turn(self, text: str) -> None:
         from insitu.cli.turn import new_request_id, run
-        from insitu.types import Message, Refusal, Request
+        from insitu.refusal import Refusal
+        from insitu.types import Message, Request
 
         before = () if self._system is None else (Message("system", self._system),)
         messages = (*before, *self._turns, Message("user", text))

@@ -18,8 +18,9 @@ from insitu.settings import ENGINE_FIELDS, STORE_FIELDS
 
 if TYPE_CHECKING:
     from insitu.cli.turn import Answer
+    from insitu.sampling_params import SamplingParams
     from insitu.settings import Settings
-    from insitu.types import Request, SamplingParams
+    from insitu.types import Request
 
 
 @click.command("generate")

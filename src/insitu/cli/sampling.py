@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from insitu.types import SamplingParams
+from insitu.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable

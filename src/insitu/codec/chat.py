@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.template import Template, TypedText, UnsupportedTemplate
 from insitu.codec.template_values import TemplateFault, TemplateLimitError, TemplateRaised
-from insitu.types import Refusal, is_template_name
+from insitu.refusal import Refusal
+from insitu.types import is_template_name
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 from insitu.weights.strict_json import parse_object
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from insitu.codec import gguf_vocabulary, tokenizer_json
 from insitu.codec.byte_map import mapped_bytes
-from insitu.types import Refusal
+from insitu.refusal import Refusal
 from insitu.weights.errors import ModelFileError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from insitu.engine.scheduler import Scheduler, require_fit
 from insitu.engine.sequence import Output, Prompt, Sequence
-from insitu.types import RequestFailed
+from insitu.refusal import RequestFailed
 
 if TYPE_CHECKING:
     from insitu.engine.block_pool import BlockPool

@@ -28,7 +28,7 @@ from insitu.engine.scheduler import require_fit
 from insitu.engine.sequence import Output, Prompt
 from insitu.engine.watchdog import Watchdog
 from insitu.measures import EngineStats
-from insitu.types import Refusal, RequestFailed
+from insitu.refusal import Refusal, RequestFailed
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

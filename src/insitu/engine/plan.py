@@ -19,7 +19,7 @@ from insitu.kernels.pack import PackedLinear
 from insitu.kernels.passes import lower
 from insitu.models.kv_cache import kv_layout
 from insitu.models.sampling_defaults import SamplingDefaults
-from insitu.types import SamplingParams
+from insitu.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ import numpy as np
 
 from insitu.engine.sequence import SampledToken
 from insitu.kernels.native import SamplingArrays
-from insitu.types import RequestFailed
+from insitu.refusal import RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from insitu.engine.prefix import HashChain
 from insitu.engine.sequence import Output, SampledToken, Scheduled, Sequence
-from insitu.types import FinishReason, Refusal
+from insitu.refusal import Refusal
+from insitu.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from insitu.types import Message, SamplingParams, ToolCall
+from insitu.sampling_params import SamplingParams
+from insitu.types import Message, ToolCall
 
 _MESSAGE_KEYS = tuple(field.name for field in fields(Message))
 

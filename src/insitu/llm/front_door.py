@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from insitu.engine.sequence import Output
-    from insitu.types import Message, ModelCard, Prepared, SamplingParams, TokenLogprob, Usage
+    from insitu.sampling_params import SamplingParams
+    from insitu.types import Message, ModelCard, Prepared, TokenLogprob, Usage
 
 _SETTINGS = frozenset(field.name for field in fields(Wanted))
 # A program that asks for many answers at once waits for them: nobody else is in its queue.

@@ -11,7 +11,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from insitu.types import Prepared, Refusal, Tokenized
+from insitu.refusal import Refusal
+from insitu.types import Prepared, Tokenized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from insitu.engine.sequence import Output, Prompt
 from insitu.llm.answer import Answers
-from insitu.types import Caller, RequestFailed, request_timed_out
+from insitu.refusal import RequestFailed, request_timed_out
+from insitu.types import Caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from insitu.refusal import Refusal, RequestFailed
 from insitu.server.errors import ClientGone, JSONAnswer, as_refusal, error_body, json_bytes
 from insitu.server.feed import Feed
 from insitu.server.record import Outcome, Record, record_of
 from insitu.server.service import service_of, unknown_model
-from insitu.types import Delta, Refusal, RequestFailed, Usage
+from insitu.types import Delta, Usage
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.types import Caller, Refusal
+from insitu.refusal import Refusal
+from insitu.types import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from insitu.refusal import Refusal
 from insitu.server.errors import ClientGone, clip
-from insitu.types import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

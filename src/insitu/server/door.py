@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from insitu.refusal import Refusal
 from insitu.server.auth import identify
 from insitu.server.errors import ClientGone, as_refusal, draining, error_answer
 from insitu.server.guard import Guard, check_head, values_of
 from insitu.server.record import SCOPE_KEY, Cause, Record, request_id_from
 from insitu.server.service import unknown_model
-from insitu.types import Refusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request

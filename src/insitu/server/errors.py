@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from insitu.types import Refusal, RequestFailed
+from insitu.refusal import Refusal, RequestFailed
 
 MAX_ECHO = 100
 _MAX_MESSAGE = 400

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from insitu.types import Refusal
+from insitu.refusal import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from insitu.refusal import Refusal
 from insitu.server.errors import error_body, json_bytes
-from insitu.types import Refusal
 
 if TYPE_CHECKING:
     import asyncio

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from insitu.refusal import RequestFailed
 from insitu.server.errors import ClientGone, ShuttingDown
-from insitu.types import Caller, RequestFailed
+from insitu.types import Caller
 
 if TYPE_CHECKING:
     from starlette.types import Scope

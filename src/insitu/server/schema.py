@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from insitu.refusal import Refusal
 from insitu.server.errors import clip
-from insitu.types import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from insitu.refusal import Refusal
+from insitu.sampling_params import SamplingParams
 from insitu.server.body import MAX_DEPTH
 from insitu.server.schema import Neutral, Wire
 from insitu.server.schema_sampling import NewTokens, Nothing, OnlyFalse, SamplingFields, requires
@@ -18,9 +20,7 @@ from insitu.types import (
     RESERVED_TEMPLATE_NAMES,
     TEMPLATE_NAME,
     Message,
-    Refusal,
     Request,
-    SamplingParams,
     ToolCall,
     is_template_name,
 )

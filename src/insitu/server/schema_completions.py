@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from insitu.refusal import Refusal
+from insitu.sampling_params import SamplingParams
 from insitu.server.schema import LIMIT, MAX_ID, Neutral
 from insitu.server.schema_sampling import (
     NewTokens,
@@ -20,7 +22,7 @@ from insitu.server.schema_sampling import (
     SamplingFields,
     requires,
 )
-from insitu.types import Refusal, Request, SamplingParams
+from insitu.types import Request
 
 DEFAULT_MAX_TOKENS = 16
 

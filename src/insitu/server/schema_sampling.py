@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from insitu.refusal import Refusal
+from insitu.sampling_params import SamplingParams
 from insitu.server.schema import LIMIT, MAX_ID, Neutral, Wire
-from insitu.types import Refusal, SamplingParams
 
 StopString = Annotated[str, Field(min_length=1, max_length=SamplingParams.MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={LIMIT: "token_id"})]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from insitu.refusal import Refusal
 from insitu.server.body import LARGE_BODY_BYTES, BodyBudget, parse_json, read_body
-from insitu.types import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

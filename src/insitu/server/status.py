@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
+from insitu.refusal import Refusal
 from insitu.server.errors import JSONAnswer, draining
 from insitu.server.metrics import CONTENT_TYPE
 from insitu.server.service import service_of
-from insitu.types import Refusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request

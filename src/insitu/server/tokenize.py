@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from insitu.refusal import Refusal
 from insitu.server.answer import new_id
 from insitu.server.errors import JSONAnswer
 from insitu.server.record import record_of
 from insitu.server.service import is_served, read_parsed, read_wire, service_of, unknown_model
-from insitu.types import Refusal
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from insitu.sampling_params import SamplingParams
 
@@ -39,10 +39,18 @@ def is_template_name(name: str) -> bool:
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended: an end id or stop string, or a limit on its length."""
+    """Why a choice ended: an end id or stop string, a limit on its length, or complete calls."""
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class ReasoningFinish(StrEnum):
+    """Why a choice's reasoning ended: by itself, or because its budget was spent."""
+
+    NATURAL = "natural"
+    BUDGET = "budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,46 @@ class Message:
     reasoning_content: str | None = None
 
 
+GuideKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the content of an answer must match, as a whole.
+
+    ``value`` is a JSON schema, a regular expression, a tuple of choices, or a grammar's text;
+    ``param`` the path of the field that it was given in.
+    """
+
+    kind: GuideKind
+    value: Any = None
+    param: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether an answer may, must not or must call tools; ``name`` is the only one it may call.
+
+    Without ``is_parallel`` it makes at most one call.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+    is_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How much an answer may think before it begins: an effort, and a number of tokens.
+
+    None leaves it to the server and the model. After ``max_tokens`` of reasoning it is ended, and
+    the answer begins.
+    """
+
+    effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    max_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a caller asked for. Exactly one of ``messages`` and ``prompt`` is given.
@@ -81,6 +129,9 @@ class Request:
     messages: tuple[Message, ...] | None = None
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    guide: Guide | None = None
+    reasoning: Reasoning = Reasoning()
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = True
@@ -95,7 +146,8 @@ class Request:
 class Prepared:
     """A request turned into ids and ready to run; ``max_tokens`` and ``seed`` are resolved.
 
-    ``prepare_s`` is the part of the request's ``timeout_s`` that is already spent.
+    ``prepare_s`` is the part of the request's ``timeout_s`` that is already spent. ``is_thinking``:
+    the prompt ends where the model is to reason. ``constraint`` narrows what may be sampled.
     """
 
     request: Request
@@ -105,6 +157,8 @@ class Prepared:
     prompt_text: str | None = None
     warnings: tuple[str, ...] = ()
     prepare_s: float = 0.0
+    is_thinking: bool = False
+    constraint: TokenConstraint | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -131,12 +185,14 @@ class TokenLogprob:
 class Usage:
     """Tokens to be counted (and billed) for a request, or one choice of it.
 
-    ``cached_tokens`` of the prompt were found computed.
+    ``cached_tokens`` of the prompt were found computed; ``reasoning_tokens`` of the completion
+    were thought before the answer began.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -145,10 +201,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """What call ``index`` of a choice gained: its first piece has id and name, all add arguments.
+
+    The joined ``arguments`` are JSON text as the model wrote it, whole unless the choice was cut.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one choice gained. Text and token ids run in step: the ids' text is never held back.
 
-    The last delta of a choice carries ``finish_reason`` and ``usage``.
+    An answer is reasoning, then content and tool calls; the signs between them are in none of them.
+    The last delta of a choice carries ``finish_reason`` and ``usage``, and ``reasoning_finish``
+    where it reasoned.
     """
 
     index: int = 0
@@ -157,6 +228,9 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallPiece, ...] = ()
+    reasoning_finish: ReasoningFinish | None = None
 
 
 @dataclass(frozen=True, slots=True)

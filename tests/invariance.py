@@ -29,7 +29,7 @@ from insitu.llm.build import build, plan
 from insitu.sampling_params import SamplingParams
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
-from insitu.settings import FIELDS
+from insitu.settings.fields import FIELDS
 from insitu.types import Caller, Request
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from insitu.cli.flags import settings_flags
 from insitu.cli.table import VERBS, insitu
-from insitu.settings import (
+from insitu.settings.fields import FIELDS, Settings
+from insitu.settings.load import (
     CONFIG_VARIABLE,
-    FIELDS,
     SettingError,
-    Settings,
     flag_of,
     load_settings,
     numeric_fields,

@@ -14,13 +14,13 @@ import click
 from insitu.cli.bar import Counting
 from insitu.cli.bench_load import latency_command, print_tables, serve_command
 from insitu.cli.flags import read_counts, settings_flags
-from insitu.settings import STORE_FIELDS
+from insitu.settings.fields import STORE_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from insitu.bench.report import Report
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
 
 _Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
 _MAX_BATCH = 1024

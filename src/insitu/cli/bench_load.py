@@ -14,12 +14,12 @@ import click
 
 from insitu.cli.bar import Counting
 from insitu.cli.flags import read_counts, settings_flags
-from insitu.settings import ENGINE_FIELDS, STORE_FIELDS
+from insitu.settings.fields import ENGINE_FIELDS, STORE_FIELDS
 
 if TYPE_CHECKING:
     from insitu.bench.figures import Bounds
     from insitu.bench.load import Load
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
 
 _PLOT = click.Path(path_type=Path)
 _COUNT = click.IntRange(1, 10**6)

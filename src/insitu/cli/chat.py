@@ -14,13 +14,13 @@ import click
 
 from insitu.cli.flags import settings_flags
 from insitu.cli.sampling import for_a_chat, sampling_flags, sampling_of
-from insitu.settings import ENGINE_FIELDS, STORE_FIELDS
+from insitu.settings.fields import ENGINE_FIELDS, STORE_FIELDS
 
 if TYPE_CHECKING:
     import asyncio
 
     from insitu.sampling_params import SamplingParams
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
     from insitu.types import Generator, Message
 
 HELP = "/exit ends (so does Ctrl-D), /reset begins anew, Ctrl-C stops an answer."

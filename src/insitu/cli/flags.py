@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from insitu.settings import FIELDS, Settings, flag_of, load_settings, read_value
+from insitu.settings.fields import FIELDS, Settings
+from insitu.settings.load import flag_of, load_settings, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

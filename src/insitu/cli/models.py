@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from insitu.cli.flags import settings_flags
-from insitu.settings import STORE_FIELDS
+from insitu.settings.fields import STORE_FIELDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
 
 
 def models_dir_of(settings: Settings) -> Path:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from insitu.settings import ENGINE_FIELDS
+from insitu.settings.fields import ENGINE_FIELDS
 
 if TYPE_CHECKING:
     from insitu.llm.text_generator import TextGenerator
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
     from insitu.weights.locate import Located
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from insitu.cli.flags import settings_flags
-from insitu.settings import FIELDS
+from insitu.settings.fields import FIELDS
 
 if TYPE_CHECKING:
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
 
 
 @click.command("plan")

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import click
 
 from insitu.cli.flags import settings_flags
-from insitu.settings import FIELDS
+from insitu.settings.fields import FIELDS
 
 if TYPE_CHECKING:
     from insitu.llm.text_generator import TextGenerator
     from insitu.server.options import ServerOptions
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
 
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, never bound to)
 

@@ -138,7 +138,7 @@ _WRITE_ERRORS = frozenset((errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, e
 
 # Errors that a user can cause, by the module they live in; only rooms already imported can raise.
 _USER_ERRORS = (
-    ("insitu.settings", "SettingError"),
+    ("insitu.settings.load", "SettingError"),
     ("insitu.refusal", "Refusal"),
     ("insitu.policy.keys", "KeyFileError"),
     ("insitu.catalog.errors", "CatalogError"),

@@ -52,6 +52,13 @@ def test_a_file_comes_from_the_endpoint_that_is_set(
     assert "/me/some-model/resolve/v1/sub/tiny.gguf" in asked
 
 
+def test_without_a_network_the_hub_is_not_asked_again_and_again(tmp_path: Path) -> None:
+    done = run_pull(tmp_path, "hf:me/some-model/tiny.gguf", HF_ENDPOINT="http://hub.invalid")
+    assert done.returncode == 2
+    assert "no network?" in done.stderr
+    assert "Retrying" not in done.stderr
+
+
 def test_a_digest_pins_a_hubs_file(file_server: FileServer, tmp_path: Path) -> None:
     digest = hashlib.sha256(DATA).hexdigest()
     file_server.data, file_server.etag = DATA, f'"{digest}"'

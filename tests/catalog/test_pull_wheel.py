@@ -247,6 +247,18 @@ def test_a_damaged_wheel_is_named(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.model
+def test_a_method_nobody_knows_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "odd.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("m/data", b"x" * 100)
+    raw = bytearray(path.read_bytes())
+    for at, place in ((raw.index(b"PK\3\4"), 8), (raw.index(b"PK\1\2"), 10)):
+        raw[at + place : at + place + 2] = b"\x63\0"
+    path.write_bytes(raw)
+    with pytest.raises(BadWheelError, match="m/data cannot be read"):
+        wheel.append_member(path, "m/data", 1000, io.BytesIO())
+
+
 def test_the_default_model_is_pinned(smollm2_path: Path) -> None:
     digest = hashlib.sha256(smollm2_path.read_bytes()).hexdigest()
     assert digest == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

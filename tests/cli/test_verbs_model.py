@@ -60,6 +60,12 @@ def test_generate_is_the_same_each_time_and_reads_stdin(smollm2_path: Path) -> N
     assert first["usage"]["completion_tokens"] == len(first["token_ids"]) == 8
 
 
+def test_generate_without_a_text_reads_it_from_a_pipe(smollm2_path: Path) -> None:
+    flags = ("--temperature", "0", "--max-tokens", "4")
+    piped = insitu("generate", smollm2_path, *flags, stdin="The capital of France is")
+    assert piped == insitu("generate", smollm2_path, "The capital of France is", *flags)
+
+
 def test_generate_chat_prints_the_answer_alone(smollm2_path: Path) -> None:
     text = insitu(
         "generate", smollm2_path, "Say hello.", "--chat", "--temperature", "0", "--max-tokens", "12"

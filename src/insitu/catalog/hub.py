@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from insitu.catalog.errors import BadSourceError, DownloadError
 
@@ -55,15 +57,27 @@ def parse_hub(text: str) -> HubSource:
 def fetch(source: HubSource, staging: Path) -> Path:
     """Put the file into ``staging``; return its path."""
     try:
-        from huggingface_hub import hf_hub_download  # noqa: PLC0415 (an extra, slow to import)
+        from huggingface_hub import constants, hf_hub_download  # noqa: PLC0415 (an extra, slow to import)
     except ImportError as error:
         raise DownloadError(
             f"{source.shown} needs an extra: pip install 'insitu[hub]' and run the command again."
         ) from error
+    is_found = _is_found(constants.ENDPOINT)
     try:
-        cached = Path(hf_hub_download(source.repository, source.path, revision=source.revision))
+        cached = Path(
+            hf_hub_download(
+                source.repository,
+                source.path,
+                revision=source.revision,
+                local_files_only=not is_found,
+            )
+        )
     except Exception as error:  # the library has dozens, most of them its HTTP client's
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not is_found:
+            reason = (
+                "the hub's host has no address here (no network?), and its cache has no such file"
+            )
         raise DownloadError(f"{source.shown}: {reason}") from error
     target = staging / source.file
     try:
@@ -71,3 +85,16 @@ def fetch(source: HubSource, staging: Path) -> Path:
     except OSError:
         shutil.copyfile(cached, target)
     return target
+
+
+def _is_found(endpoint: str) -> bool:
+    """Whether the hub's host can be asked: without this its library tries for half a minute."""
+    if any(
+        os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    ):
+        return True  # a proxy finds it
+    try:
+        socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+    except OSError:
+        return False
+    return True

@@ -175,7 +175,7 @@ def _safe_relative(name: str, wheel: Path) -> PurePosixPath:
 def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, at_most: int, out: IO[bytes]) -> int:
     done = 0
     try:
-        with archive.open(info) as member:
+        with _member(archive, info) as member:
             while chunk := member.read(CHUNK_BYTES):
                 done += len(chunk)
                 if done > at_most:
@@ -184,3 +184,10 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, at_most: int, out: IO
     except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
         raise BadWheelError(f"{info.filename} cannot be read from the wheel: {error}") from error
     return done
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    try:
+        return archive.open(info)
+    except (OSError, NotImplementedError) as error:  # a place outside the file, a method unknown
+        raise BadWheelError(f"{info.filename} cannot be read from the wheel: {error}") from error

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @click.command("generate")
 @click.argument("model")
-@click.argument("text")
+@click.argument("text", required=False)
 @click.option("--chat", "is_chat", is_flag=True, help="Send the text as a chat message.")
 @click.option("--system", metavar="TEXT", help="A system message before it (with --chat).")
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object with ids and usage.")
 @sampling_flags
 @settings_flags((*STORE_FIELDS, *ENGINE_FIELDS))
-def generate_command(settings: Settings, model: str, text: str, **options: Any) -> None:
-    """Complete TEXT with MODEL and print what comes; TEXT `-` is read from standard input.
+def generate_command(settings: Settings, model: str, text: str | None, **options: Any) -> None:
+    """Complete TEXT (standard input without it, or for `-`) with MODEL and print what comes.
 
     With --chat, --temperature is 0.7 where neither you nor the model's file gives one, as in
     `insitu chat`.
@@ -59,8 +59,10 @@ def generate_command(settings: Settings, model: str, text: str, **options: Any) 
     _finish(answer, model, is_json=options["is_json"])
 
 
-def _text(text: str) -> str:
-    if text != "-":
+def _text(text: str | None) -> str:
+    if text is None and sys.stdin.isatty():
+        raise click.UsageError("Give the TEXT to complete, or pipe it in.")
+    if text is not None and text != "-":
         return text
     try:
         return sys.stdin.buffer.read().decode("utf-8")

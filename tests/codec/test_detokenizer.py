@@ -15,8 +15,9 @@ CONTROL_ID = 1000
 class Spelling:
     """Token i spells the i-th bytes; one id is a control token."""
 
-    def __init__(self, tokens: list[bytes]) -> None:
+    def __init__(self, tokens: list[bytes], *, has_dummy_space: bool = False) -> None:
         self.tokens = tokens
+        self.has_dummy_space = has_dummy_space
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes given."""

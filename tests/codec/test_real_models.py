@@ -149,6 +149,20 @@ def test_smollm2_loads_quickly_and_encodes_in_linear_time(smollm2_path: Path) ->
         assert time.perf_counter() - start < 5
 
 
+# Slow: 250 MB; a vocabulary of 262,144 SentencePiece tokens.
+@pytest.mark.slow
+def test_gemma3(models_dir: Path) -> None:
+    from insitu.catalog.pull import pull
+
+    path = pull("gemma3-270m", models_dir).path
+    check_round_trips(path)
+    tokenizer = load_tokenizer(open_source(path))
+    for row in rows("gemma-3-270m-Q4_K_M"):
+        ids = tokenizer.encode(row["text"], add_special_tokens=True, parse_special=False)
+        assert ids == row["prompt_ids"]
+        assert tokenizer.detokenize(ids, show_control=False) == row["text"]
+
+
 # Slow: 1.6 GB of models that no package index gives quickly.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QWENS)

@@ -192,7 +192,7 @@ def test_faults_name_their_key(changes: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"model": "llama"}, "'llama'"),
+        ({"model": "rwkv"}, "'rwkv'"),
         ({"pre": "tekken"}, "'tekken'"),
         ({"pre": None}, "'default'"),
     ],

@@ -29,6 +29,11 @@ class TokenSpelling(Protocol):
         """Whether it is the model's own sign rather than text."""
         ...
 
+    @property
+    def has_dummy_space(self) -> bool:
+        """Whether its encoder puts a space before a text."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Released:
@@ -65,13 +70,22 @@ class Detokenizer:
     characters   a l p h a _ b e t a
     tokens       [alpha_     ][be ][ta]     stop: "beta!"
     released     [alpha_     ]               "beta" may become the stop string
+
+    ``begins_text``: the ids are a text of their own, not the rest of one that a prompt began.
     """
 
     def __init__(
-        self, tokenizer: TokenSpelling, stop: Sequence[str] = (), *, show_control: bool = False
+        self,
+        tokenizer: TokenSpelling,
+        stop: Sequence[str] = (),
+        *,
+        show_control: bool = False,
+        begins_text: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._show_control = show_control
+        # A space that is not the text's: taken from its first token, once.
+        self._has_dummy_space = begins_text and tokenizer.has_dummy_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._finders = [_StopFinder(text) for text in dict.fromkeys(stop)]
         self._held: deque[_Held] = deque()
@@ -89,8 +103,12 @@ class Detokenizer:
         """Take the next token; give those whose text is now certain. Nothing after a stop."""
         if self._stopped:
             return []
-        is_shown = self._show_control or not self._tokenizer.is_control(token_id)
+        is_control = self._tokenizer.is_control(token_id)
+        is_shown = self._show_control or not is_control
         raw = self._tokenizer.token_bytes(token_id) if is_shown else b""
+        if self._has_dummy_space and raw and not is_control:
+            raw = raw.removeprefix(b" ")
+            self._has_dummy_space = False
         start = self._num_chars
         text = self._utf8.decode(raw)
         # A character begun and not complete will be exactly one, itself or U+FFFD.

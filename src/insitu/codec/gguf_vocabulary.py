@@ -1,161 +1,129 @@
 """The vocabulary that GGUF metadata describes.
 
-Not here: GGUF's bytes (``weights``). Only byte-level BPE (``tokenizer.ggml.model`` "gpt2") is read.
+Not here: GGUF's bytes (``weights``), how each kind of vocabulary encodes (``gguf_encoders``).
 
 Always true: a fault names the key it lies in.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from insitu.codec.byte_map import missing_bytes
-from insitu.codec.pretokenizers import FAMILIES, Family, pre_tokenizer_of
-from insitu.codec.vocabulary import MergeFault, TokenType, Vocabulary, build_bpe, plain_encoder
+from insitu.codec.gguf_encoders import KINDS
+from insitu.codec.gguf_tokens import KEY, GGUFTokens, named_ids, spellings, types_of
+from insitu.codec.vocabulary import TokenType, Vocabulary, texts_among
 from insitu.weights.errors import UnsupportedModelError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from insitu.codec.gguf_encoders import Encoder
     from insitu.weights.metadata import Metadata
 
-_KEY = "tokenizer.ggml."
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# What ends a turn, for files that name no ``eot_token_id``.
+_TURN_ENDS = frozenset(
+    {
+        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "[EOT]",
+        "<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>",
+    }
+)  # fmt: skip
 _TEXT_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
 }
+_NAME_KEYS = (*_END_KEYS, *_TEXT_KEYS.values())
 
 
 def read_vocabulary(path: Path, metadata: Metadata) -> Vocabulary:
     """The vocabulary of a GGUF file."""
-    family = _family(path, metadata)
-    pieces: list[str] = metadata.strings(_KEY + "tokens")
+    model: str = metadata.string(KEY + "model")
+    kind = KINDS.get(model)
+    if kind is None:
+        known = ", ".join(map(repr, KINDS))
+        message = f"tokenizer model {shown(model)} is not supported; supported: {known}"
+        raise UnsupportedModelError(path, f"key {KEY}model", message)
+    pieces: list[str] = metadata.strings(KEY + "tokens")
     if not pieces:
-        raise metadata.fault(_KEY + "tokens", "is empty")
-    named = _named_ids(metadata, len(pieces))
-    types = _types(metadata, len(pieces), named)
-    by_type: dict[int, list[int]] = {kind: [] for kind in TokenType}
-    for token_id, kind in enumerate(types):
-        by_type[kind].append(token_id)
-    added_ids = [*by_type[TokenType.CONTROL], *by_type[TokenType.USER_DEFINED]]
-    added = _spellings(metadata, pieces, added_ids)
-    normal = _spellings(metadata, pieces, by_type[TokenType.NORMAL])
-    prefix_ids, suffix_ids = _around(metadata, family, named)
+        raise metadata.fault(KEY + "tokens", "is empty")
+    named = {**kind.default_ids(len(pieces)), **named_ids(metadata, _NAME_KEYS, len(pieces))}
+    types = types_of(metadata, len(pieces), named, kind.token_types)
+    tokens = GGUFTokens(path, metadata, pieces, types, named)
+    encoder = kind.build(tokens)
+    return _vocabulary(tokens, encoder)
+
+
+def _vocabulary(tokens: GGUFTokens, encoder: Encoder) -> Vocabulary:
+    pieces, named = tokens.pieces, tokens.named
+    texts, added = _whole(tokens)
+    prefix_ids, suffix_ids = _around(tokens, encoder)
+    control_ids = frozenset(tokens.of(TokenType.CONTROL))
     return Vocabulary(
         pieces=pieces,
         added=added,
-        control_ids=frozenset(by_type[TokenType.CONTROL]),
-        padding_ids=frozenset([*by_type[TokenType.UNUSED], *by_type[TokenType.UNKNOWN]]),
-        end_ids=frozenset(named[key] for key in _END_KEYS if key in named),
-        encode_plain=_encoder(metadata, family, normal, added),
-        missing_bytes=missing_bytes(normal),
+        texts=texts,
+        control_ids=control_ids,
+        padding_ids=frozenset([*tokens.of(TokenType.UNUSED), *tokens.of(TokenType.UNKNOWN)]),
+        end_ids=_end_ids(tokens, added, control_ids),
+        encode_plain=encoder.encode_plain,
+        spell=encoder.spell,
+        byte_of=tokens.byte_of,
+        eats_after=_eats_after(tokens, added),
+        missing_bytes=encoder.missing_bytes,
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
+        dummy_space=encoder.dummy_space,
+        is_lossy=encoder.is_lossy,
         special_texts={
             name: pieces[named[key]] for name, key in _TEXT_KEYS.items() if key in named
         },
     )
 
 
-def _family(path: Path, metadata: Metadata) -> Family:
-    model: str = metadata.string(_KEY + "model")
-    if model != "gpt2":
-        message = f"tokenizer model {shown(model)} is not supported; supported: 'gpt2'"
-        raise UnsupportedModelError(path, f"key {_KEY}model", message)
-    pre = metadata.string(_KEY + "pre", "default")
-    if pre not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        message = f"pre-tokenizer {shown(pre)} is not supported; supported: {known}"
-        raise UnsupportedModelError(path, f"key {_KEY}pre", message)
-    if metadata.boolean(_KEY + "add_space_prefix", False):
-        message = "a space before the text is not supported in a byte-level vocabulary"
-        raise UnsupportedModelError(path, f"key {_KEY}add_space_prefix", message)
-    return FAMILIES[pre]
+def _whole(tokens: GGUFTokens) -> tuple[dict[str, int], dict[str, int]]:
+    """Tokens matched as a whole: in anybody's text, and in the template's alone."""
+    whole = spellings(tokens, [*tokens.of(TokenType.CONTROL), *tokens.of(TokenType.USER_DEFINED)])
+    user_defined = [tokens.pieces[token_id] for token_id in tokens.of(TokenType.USER_DEFINED)]
+    in_text = texts_among(user_defined)
+    texts = {token: whole[token] for token in in_text}
+    return texts, {token: i for token, i in whole.items() if token not in in_text}
 
 
-def _named_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
-    named = {}
-    for key in {*_END_KEYS, *_TEXT_KEYS.values()}:
-        token_id = metadata.integer(_KEY + key, None, minimum=0, maximum=num_tokens - 1)
-        if token_id is not None:
-            named[key] = token_id
-    return named
+def _end_ids(
+    tokens: GGUFTokens, added: dict[str, int], control_ids: frozenset[int]
+) -> frozenset[int]:
+    ends = {tokens.named[key] for key in _END_KEYS if key in tokens.named}
+    if "eot_token_id" not in tokens.named:
+        # Where a message ends with <|return|> or <|call|>, <|end|> only ends a part of it.
+        parts = {"<|end|>"} if "<|return|>" in added else set()
+        turn_ends = {added[token] for token in _TURN_ENDS - parts if token in added}
+        ends |= turn_ends & control_ids
+    return frozenset(ends)
 
 
-def _types(metadata: Metadata, num_tokens: int, named: dict[str, int]) -> list[int]:
-    key = _KEY + "token_type"
-    types = metadata.integers(key, None)
-    if types is None:
-        control = set(named.values())
-        return [TokenType.CONTROL if i in control else TokenType.NORMAL for i in range(num_tokens)]
-    if len(types) != num_tokens:
-        message = f"has {len(types)} entries for {num_tokens} tokens"
-        raise metadata.fault(key, message)
-    unknown = set(types) - set(TokenType)
-    if unknown:
-        kind = min(unknown)
-        message = f"is {kind}, which a byte-level vocabulary does not have"
-        raise metadata.fault(f"{key}[{types.index(kind)}]", message)
-    _check_scores(metadata, num_tokens)
-    return types
+def _eats_after(tokens: GGUFTokens, added: dict[str, int]) -> frozenset[str]:
+    """Phi-3's markers take the line end that follows; GGUF has no key that says so."""
+    architecture = tokens.metadata.string("general.architecture", "")
+    name = tokens.metadata.string("general.name", "") or ""
+    if architecture != "phi3" and not {"phi3", "phi-3"} & {name.lower()[:4], name.lower()[:5]}:
+        return frozenset()
+    return frozenset(added) - {"<unk>", "<s>", "<|endoftext|>"}
 
 
-def _check_scores(metadata: Metadata, num_tokens: int) -> None:
-    # Merging by rank needs no scores; but a file that has wrong ones is a broken file.
-    scores = metadata.numbers(_KEY + "scores", None)
-    if scores is not None and len(scores) != num_tokens:
-        raise metadata.fault(_KEY + "scores", f"has {len(scores)} entries for {num_tokens} tokens")
-
-
-def _spellings(metadata: Metadata, pieces: list[str], ids: list[int]) -> dict[str, int]:
-    spellings = {pieces[token_id]: token_id for token_id in ids}
-    if len(spellings) != len(ids) or "" in spellings:
-        for token_id in ids:
-            piece = pieces[token_id]
-            if not piece:
-                raise metadata.fault(f"{_KEY}tokens[{token_id}]", "is empty")
-            if spellings[piece] != token_id:
-                message = f"is {shown(piece)}, as is token {spellings[piece]}"
-                raise metadata.fault(f"{_KEY}tokens[{token_id}]", message)
-    return spellings
-
-
-def _around(
-    metadata: Metadata, family: Family, named: dict[str, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _around(tokens: GGUFTokens, encoder: Encoder) -> tuple[tuple[int, ...], tuple[int, ...]]:
     around = []
     for flag, key, default in (
-        ("add_bos_token", "bos_token_id", family.adds_bos),
-        ("add_eos_token", "eos_token_id", False),
+        ("add_bos_token", encoder.begin_key, encoder.adds_begin),
+        ("add_eos_token", encoder.end_key, encoder.adds_end),
     ):
-        is_wanted = metadata.boolean(_KEY + flag, None)
-        if is_wanted and key not in named:
-            raise metadata.fault(_KEY + flag, f"is true, but {_KEY}{key} is missing")
+        is_wanted = tokens.metadata.boolean(KEY + flag, None)
+        if is_wanted and key not in tokens.named:
+            raise tokens.metadata.fault(KEY + flag, f"is true, but {KEY}{key} is missing")
         is_wanted = default if is_wanted is None else is_wanted
-        around.append((named[key],) if is_wanted and key in named else ())
+        around.append((tokens.named[key],) if is_wanted and key in tokens.named else ())
     return around[0], around[1]
-
-
-def _encoder(
-    metadata: Metadata, family: Family, normal: dict[str, int], added: dict[str, int]
-) -> Callable[[str], list[int]]:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - slow to import
-
-    key = _KEY + "merges"
-    lines: list[str] = metadata.strings(key)
-    merges: list[Any] = [tuple(line.split(" ")) for line in lines]
-    if not set(map(len, merges)) <= {2}:
-        index = next(i for i, parts in enumerate(merges) if len(parts) != 2)
-        message = f"is {shown(lines[index])}, not two parts with a space between"
-        raise metadata.fault(f"{key}[{index}]", message)
-    try:
-        model = build_bpe(normal, merges, added, ignore_merges=family.whole_words)
-    except MergeFault as fault:
-        raise metadata.fault(f"{key}[{fault.index}]", fault.reason) from fault
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizer_of(family)
-    return plain_encoder(tokenizer)

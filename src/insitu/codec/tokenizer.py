@@ -10,11 +10,12 @@ all its characters are the template's. Text without added tokens encodes in one 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from insitu.codec import gguf_vocabulary, tokenizer_json
-from insitu.codec.byte_map import mapped_bytes
+from insitu.codec.vocabulary import UnencodableText
 from insitu.refusal import Refusal
 from insitu.weights.errors import ModelFileError
 
@@ -52,16 +53,29 @@ def _end_ids_file(source: TensorSource) -> tuple[str, bytes | None]:
     return "config.json", None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What every id spells, for whoever must know a whole vocabulary (grammars, masks).
+
+    ``token_bytes``: true bytes by id, of markers too. ``special_ids``: control tokens and ids that
+    stand for nothing: no text is ever spelt with them. ``marker_ids``: added tokens that text can
+    be spelt with and whose text others can spell as well (``<tool_call>``).
+    """
+
+    token_bytes: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    marker_ids: frozenset[int]
+
+
 class Tokenizer:
     """Encodes and detokenizes; ids that only pad the vocabulary stand for nothing."""
 
     def __init__(self, vocabulary: Vocabulary, num_rows: int = 0) -> None:
         self._vocabulary = vocabulary
         self._size = max(len(vocabulary.pieces), num_rows)
-        self._added_ids = frozenset(vocabulary.added.values())
-        # Longest first: an alternation takes the first that fits.
-        spellings = sorted(vocabulary.added, key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, spellings))) if spellings else _NO_MATCH
+        self._whole_ids = frozenset((*vocabulary.added.values(), *vocabulary.texts.values()))
+        self._added = _any_of(vocabulary.added)
+        self._texts = _any_of(vocabulary.texts)
         self._bytes: dict[int, bytes] = {}
 
     @property
@@ -75,8 +89,13 @@ class Tokenizer:
         return self._vocabulary.end_ids
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What ``add_special_tokens`` puts before a text."""
+        return self._vocabulary.prefix_ids
+
+    @property
     def added_tokens(self) -> Mapping[str, int]:
-        """Spelling to id of every token that is matched as a whole."""
+        """Spelling to id of every marker: matched as a whole, in the template's text alone."""
         return self._vocabulary.added
 
     @property
@@ -84,16 +103,20 @@ class Tokenizer:
         """What templates call bos_token, eos_token, unk_token and pad_token."""
         return self._vocabulary.special_texts
 
+    @property
+    def has_dummy_space(self) -> bool:
+        """Whether encoding puts a space before a text, which its detokenizer takes away."""
+        return self._vocabulary.dummy_space != "never"
+
     @cached_property
-    def _longest_bytes(self) -> int:
-        """A bound on the bytes of the text that one token stands for."""
-        longest = max((len(mapped_bytes(piece)) for piece in self._vocabulary.pieces), default=1)
-        longest = max(longest, *(len(text.encode()) for text in self._vocabulary.added), 1)
-        return longest * (_NFC_SHRINKS if self._vocabulary.is_normalized else 1)
+    def _longest(self) -> int:
+        """A bound on the characters of the text that one token stands for."""
+        longest = max((len(piece) for piece in self._vocabulary.pieces), default=1)
+        return max(longest, 1) * (_NFC_SHRINKS if self._vocabulary.is_normalized else 1)
 
     def least_num_tokens(self, text: str) -> int:
         """A bound from below on a text's tokens, at no cost to speak of."""
-        return -(-len(text) // self._longest_bytes)
+        return 0 if self._vocabulary.is_lossy else -(-len(text) // self._longest)
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         """Ids of a text; with ``parse_special`` its added tokens are recognised."""
@@ -111,24 +134,43 @@ class Tokenizer:
 
         Nothing is put around it: a template writes its own beginning.
         """
+        known = self._vocabulary
         ids: list[int] = []
         plain: list[str] = []
+        eats = False
         for text, from_template in _joined(pieces):
             at = 0
-            if from_template:
-                for match in self._added.finditer(text):
-                    plain.append(text[at : match.start()])
-                    self._encode_plain(plain, ids)
-                    ids.append(self._vocabulary.added[match.group()])
-                    at = match.end()
-            plain.append(text[at:])
-        self._encode_plain(plain, ids)
+            for match in self._added.finditer(text) if from_template else ():
+                before = text[at : match.start()]
+                plain.append(before.lstrip() if eats else before)
+                self._encode_stretch(plain, ids, ends_bare=match.group() in known.eats_before)
+                ids.append(known.added[match.group()])
+                at = match.end()
+                eats = match.group() in known.eats_after
+            rest = text[at:].lstrip() if eats else text[at:]
+            eats = eats and not rest
+            plain.append(rest)
+        self._encode_stretch(plain, ids)
         return ids
 
-    def _encode_plain(self, parts: list[str], ids: list[int]) -> None:
+    def _encode_stretch(self, parts: list[str], ids: list[int], *, ends_bare: bool = False) -> None:
+        """Encode the text between two markers, in which everybody's whole tokens are matched."""
         text = "".join(parts)
         parts.clear()
+        text = text.rstrip() if ends_bare else text
         if not text:
+            return
+        dummy = self._vocabulary.dummy_space
+        begins = dummy == "always" or (dummy == "first" and not ids)
+        at = 0
+        for match in self._texts.finditer(text):
+            self._encode_plain(text[at : match.start()], ids, begins=begins)
+            ids.append(self._vocabulary.texts[match.group()])
+            at, begins = match.end(), False
+        self._encode_plain(text[at:] if at else text, ids, begins=begins)
+
+    def _encode_plain(self, text: str, ids: list[int], *, begins: bool) -> None:
+        if not text and not begins:
             return
         try:
             raw = text.encode()
@@ -137,19 +179,29 @@ class Tokenizer:
             raise Refusal(message, code="invalid_text") from error
         missing = self._vocabulary.missing_bytes
         if missing and len(raw.translate(None, missing)) < len(raw):
-            character = next(c for c in text if c.encode().translate(None, missing) != c.encode())
-            message = f"The model's vocabulary cannot spell U+{ord(character):04X}."
-            raise Refusal(message, code="unencodable_text")
-        ids.extend(self._vocabulary.encode_plain(text))
+            raise _unencodable(
+                next(c for c in text if c.encode().translate(None, missing) != c.encode())
+            )
+        try:
+            ids.extend(self._vocabulary.encode_plain(text, begins))
+        except UnencodableText as error:
+            raise _unencodable(error.character) from error
 
     def detokenize(self, ids: Sequence[int], *, show_control: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
-        hidden = frozenset[int]() if show_control else self._vocabulary.control_ids
-        shown = (self.token_bytes(token_id) for token_id in ids if token_id not in hidden)
-        return b"".join(shown).decode(errors="replace")
+        """Text of ids from a text's beginning; bytes that are not UTF-8 become U+FFFD."""
+        spelled = []
+        takes_space = self.has_dummy_space
+        for token_id in ids:
+            is_control = self.is_control(token_id)
+            raw = b"" if is_control and not show_control else self.token_bytes(token_id)
+            if takes_space and raw and not is_control:
+                raw = raw.removeprefix(b" ")
+                takes_space = False
+            spelled.append(raw)
+        return b"".join(spelled).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's true bytes: through the byte map, or an added token's spelling in UTF-8."""
+        """A token's true bytes: as its vocabulary spells them, or an added token's in UTF-8."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._spell(token_id)
@@ -163,21 +215,45 @@ class Tokenizer:
         """Whether the token is the model's own sign rather than text."""
         return token_id in self._vocabulary.control_ids
 
+    def table(self) -> TokenTable:
+        """Every id's bytes, and which ids are no text."""
+        vocabulary = self._vocabulary
+        beyond = range(len(vocabulary.pieces), self._size)
+        special = vocabulary.control_ids | vocabulary.padding_ids | frozenset(beyond)
+        return TokenTable(
+            tuple(map(self._spell, range(self._size))),
+            special,
+            frozenset(vocabulary.added.values()) - special,
+        )
+
     def spells_added_token(self, text: str) -> str | None:
         """The first added token that the text would spell if it were recognised."""
         match = self._added.search(text)
         return match.group() if match else None
 
     def _spell(self, token_id: int) -> bytes:
-        pieces = self._vocabulary.pieces
+        vocabulary = self._vocabulary
         if not 0 <= token_id < self._size:
             message = f"Token id {token_id} is not in the vocabulary of {self._size} tokens."
             raise Refusal(message, code="invalid_token_id")
-        if token_id in self._added_ids:
-            return pieces[token_id].encode()
-        if token_id >= len(pieces) or token_id in self._vocabulary.padding_ids:
+        if token_id in self._whole_ids:
+            return vocabulary.pieces[token_id].encode()
+        if token_id >= len(vocabulary.pieces) or token_id in vocabulary.padding_ids:
             return b""
-        return mapped_bytes(pieces[token_id])
+        if token_id in vocabulary.byte_of:
+            return bytes((vocabulary.byte_of[token_id],))
+        return vocabulary.spell(vocabulary.pieces[token_id])
+
+
+def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
+    # Longest first: an alternation takes the first that fits.
+    longest_first = sorted(spellings, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NO_MATCH
+
+
+def _unencodable(character: str) -> Refusal:
+    message = f"The model's vocabulary cannot spell U+{ord(character):04X}."
+    return Refusal(message, code="unencodable_text")
 
 
 def _joined(pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:

@@ -205,7 +205,7 @@ class _Reader:
 
     def _encoder(
         self, model: dict[str, Any], normal: dict[str, int], added: dict[str, int]
-    ) -> Callable[[str], list[int]]:
+    ) -> Callable[[str, bool], list[int]]:
         from tokenizers import Tokenizer  # noqa: PLC0415 - slow to import
 
         merges = self._merges(model)

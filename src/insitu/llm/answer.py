@@ -56,7 +56,12 @@ class Answer:
         self._num_cached_tokens = 0
         self._tokenizer = tokenizer
         self._num_prompt_tokens = prepared.num_prompt_tokens
-        self._detokenizer = Detokenizer(tokenizer, prepared.request.sampling.stop)
+        # A raw prompt's text goes on; an answer to messages is a text of its own.
+        prompt_end = prepared.prompt_ids[-1]
+        begins_text = prepared.request.messages is not None or tokenizer.is_control(prompt_end)
+        self._detokenizer = Detokenizer(
+            tokenizer, prepared.request.sampling.stop, begins_text=begins_text
+        )
         # Sampled, their text not yet released.
         self._held: deque[SampledToken] = deque()
         self._num_tokens = 0

@@ -138,9 +138,9 @@ class Metadata:
         items = self._items(key, "integer")
         if items is None:
             return self._absent(key, default)
-        for index, item in enumerate(items):
-            if type(item) is not int:
-                raise self._wrong(f"{key}[{index}]", item, "an integer")
+        if not set(map(type, items)) <= {int}:
+            index = next(i for i, item in enumerate(items) if type(item) is not int)
+            raise self._wrong(f"{key}[{index}]", items[index], "an integer")
         if items:
             self._check_range(key, min(items), minimum, None)
             self._check_range(key, max(items), None, maximum)
@@ -151,6 +151,8 @@ class Metadata:
         items = self._items(key, "number")
         if items is None:
             return self._absent(key, default)
+        if set(map(type, items)) <= {float} and all(map(math.isfinite, items)):
+            return list(items)
         return [self._number(f"{key}[{index}]", item) for index, item in enumerate(items)]
 
     def mapping(self, key: str) -> Metadata | None:

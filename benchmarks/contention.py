@@ -23,7 +23,8 @@ import numpy as np
 from insitu.engine.machine import memory_limit
 from insitu.engine.plan import Wanted, make_plan
 from insitu.engine.start import make_native
-from insitu.kernels.native import Native, SamplingArrays
+from insitu.kernels.native import Native
+from insitu.kernels.sampling import SamplingArrays
 from insitu.models.batch import Batch
 from insitu.models.load import load_model
 from insitu.weights.source import open_source

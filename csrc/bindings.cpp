@@ -193,17 +193,26 @@ class Handle {
   using SamplingArrays =
       std::tuple<Array<const double>, Int32s, Array<const double>, Array<const double>, Array<const uint64_t>,
                  Array<const uint32_t>, Array<const uint32_t>, Int32s>;
-  // out: token_ids, logprobs, top_ids, top_logprobs, finite
+  // edits: row_start, token_id, count, value, before, repetition, presence, frequency
+  using EditArrays = std::tuple<Int32s, Int32s, Int32s, Array<const double>, Array<float>, Array<const double>,
+                                Array<const double>, Array<const double>>;
+  // masks: of_row, bits
+  using MaskArrays = std::tuple<Int32s, Array<const uint32_t, 2>>;
+  // What a step is to choose by.
+  using WantedArrays = std::tuple<SamplingArrays, EditArrays, MaskArrays>;
+  // out: token_ids, logprobs, top_ids, top_logprobs, status
   using SampledArrays =
-      std::tuple<Array<int32_t>, Array<float>, Array<int32_t, 2>, Array<float, 2>, Array<bool>>;
+      std::tuple<Array<int32_t>, Array<float>, Array<int32_t, 2>, Array<float, 2>, Array<uint8_t>>;
 
-  void step(const BatchArrays& arrays, const SamplingArrays& sampling, const SampledArrays& out) {
+  void step(const BatchArrays& arrays, const WantedArrays& wanted, const SampledArrays& out) {
     const Batch batch = batch_from(arrays);
-    const Sampling s = sampling_from(sampling, batch.num_logit_rows);
+    const Sampling s = sampling_from(wanted, batch.num_logit_rows);
     const Sampled sampled = sampled_from(out, batch.num_logit_rows);
     nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    open().step(batch, s, sampled);
+    Executor& executor = open();
+    require_mask_words(wanted, executor.vocab_size());
+    executor.step(batch, s, sampled);
   }
 
   nb::dict sizes() { return sizes_to(open().sizes()); }
@@ -250,7 +259,34 @@ class Handle {
     return nb::bytes(reinterpret_cast<const char*>(data), num_bytes);
   }
 
-  static Sampling sampling_from(const SamplingArrays& arrays, size_t rows) {
+  static void require_mask_words(const WantedArrays& wanted, int vocab_size) {
+    const auto& bits = std::get<1>(std::get<2>(wanted));
+    if (bits.shape(0) > 0) require_size("masks.bits[0]", bits.shape(1), mask_words(vocab_size));
+  }
+
+  static Edits edits_from(const EditArrays& arrays, size_t rows) {
+    const auto& [row_start, token_id, count, value, before, repetition, presence, frequency] = arrays;
+    require_size("edits.row_start", row_start.size(), rows + 1);
+    const size_t num_edits = std::max(row_start.data()[rows], 0);
+    require_size("edits.token_id", token_id.size(), num_edits);
+    require_size("edits.count", count.size(), num_edits);
+    require_size("edits.value", value.size(), num_edits);
+    require_size("edits.before", before.size(), num_edits);
+    require_size("repetition", repetition.size(), rows);
+    require_size("presence", presence.size(), rows);
+    require_size("frequency", frequency.size(), rows);
+    return {row_start.data(), token_id.data(),   count.data(),    value.data(),
+            before.data(),    repetition.data(), presence.data(), frequency.data()};
+  }
+
+  static Masks masks_from(const MaskArrays& arrays, size_t rows) {
+    const auto& [of_row, bits] = arrays;
+    require_size("masks.of_row", of_row.size(), rows);
+    return {of_row.data(), bits.data(), static_cast<int>(std::min<size_t>(bits.shape(0), INT32_MAX))};
+  }
+
+  static Sampling sampling_from(const WantedArrays& wanted, size_t rows) {
+    const auto& [arrays, edits, masks] = wanted;
     const auto& [temperature, top_k, top_p, min_p, seed, choice, position, num_logprobs] = arrays;
     require_size("temperature", temperature.size(), rows);
     require_size("top_k", top_k.size(), rows);
@@ -261,19 +297,21 @@ class Handle {
     require_size("position", position.size(), rows);
     require_size("num_logprobs", num_logprobs.size(), rows);
     return {temperature.data(), top_k.data(),  top_p.data(),    min_p.data(),
-            seed.data(),        choice.data(), position.data(), num_logprobs.data()};
+            seed.data(),        choice.data(), position.data(), num_logprobs.data(),
+            edits_from(edits, rows), masks_from(masks, rows)};
   }
 
   static Sampled sampled_from(const SampledArrays& arrays, size_t rows) {
-    const auto& [token_ids, logprobs, top_ids, top_logprobs, finite] = arrays;
+    const auto& [token_ids, logprobs, top_ids, top_logprobs, status] = arrays;
     require_size("token_ids out", token_ids.size(), rows);
     require_size("logprobs", logprobs.size(), rows);
     require_size("top_ids", top_ids.shape(0), rows);
     require_size("top_logprobs", top_logprobs.shape(0), rows);
     require_size("top_logprobs[0]", top_logprobs.shape(1), top_ids.shape(1));
-    require_size("finite", finite.size(), rows);
-    return {token_ids.data(),    logprobs.data(), top_ids.data(),
-            top_logprobs.data(), finite.data(),   static_cast<int>(top_ids.shape(1))};
+    require_size("status", status.size(), rows);
+    return {token_ids.data(),    logprobs.data(),
+            top_ids.data(),      top_logprobs.data(),
+            reinterpret_cast<RowStatus*>(status.data()), static_cast<int>(top_ids.shape(1))};
   }
 
  private:
@@ -322,15 +360,16 @@ class CeilingsHandle {
   ReadBuffer buffer_;
 };
 
-// Sampling alone, over logits that did not come from a program: what tests compare.
-void sample(const std::string& isa, const Array<const float, 2>& logits, const Handle::SamplingArrays& sampling,
+// Sampling alone, over logits that did not come from a program: what tests compare. Edits change them.
+void sample(const std::string& isa, const Array<float, 2>& logits, const Handle::WantedArrays& wanted,
             const Handle::SampledArrays& out, int num_threads) {
   const int rows = static_cast<int>(logits.shape(0)), vocab_size = static_cast<int>(logits.shape(1));
-  const Sampling s = Handle::sampling_from(sampling, rows);
+  const Sampling s = Handle::sampling_from(wanted, rows);
+  Handle::require_mask_words(wanted, vocab_size);
   const Sampled sampled = Handle::sampled_from(out, rows);
   check_sampling(s, rows, sampled.max_logprobs, vocab_size);
   const KernelTable& table = table_named(isa);
-  const float* data = logits.data();
+  float* data = logits.data();
   nb::gil_scoped_release release;
   const FloatControl control;
   ThreadPool pool(num_threads);

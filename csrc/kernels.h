@@ -149,6 +149,8 @@ struct KernelTable {
   // --- sample.h ------------------------------------------------------------------------------------
   // Of up to kVocabChunk logits: the maximum, that of each kVocabGroup, and whether none is NaN or +Inf.
   bool (*logit_maxima)(const float* logits, int n, float* group_maxima, float* maximum);
+  // Tokens whose bit is 0 become impossible; bit i % 32 of bits[i / 32] is that of logits[i].
+  void (*mask_logits)(float* logits, const uint32_t* bits, int n);
   float (*logit_sum)(const float* logits, int n, float maximum);  // sum of exp(logit - maximum)
   void (*logit_mass)(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth);
   // Raises `best` to the best score among ids [first_id, first_id + n), ties to the lowest id.

@@ -35,6 +35,16 @@ static bool logit_maxima(const float* logits, int n, float* group_maxima, float*
   return reduce_max(bad) == 0.0f;
 }
 
+static void mask_logits(float* logits, const uint32_t* bits, int n) {
+  for (int start = 0; start < n; start += 32) {
+    const uint32_t allowed = bits[start / 32];
+    const int count = n - start < 32 ? n - start : 32;
+    if (allowed == ~uint32_t{0}) continue;
+    for (int i = 0; i < count; i++)
+      logits[start + i] = allowed >> i & 1 ? logits[start + i] : -__builtin_inff();
+  }
+}
+
 static float logit_sum(const float* logits, int n, float maximum) {
   const f32x16 m = broadcast(maximum), zero = broadcast(0.0f);
   f32x16 sum = zero;
@@ -184,6 +194,6 @@ static double log_double(double x) { return log_d(x); }
   .rms_norm_row = rms_norm_row, .rope_frequencies = rope_frequencies, .rope_angles_row = rope_angles_row,   \
   .rope_row = rope_row, .silu_gated_row = silu_gated_row, .add_row = add_row, .write_kv = write_kv,         \
   .attend_chunks = attend_chunks, .fold_chunk = fold_chunk, .take_output = take_output,                     \
-  .logit_maxima = logit_maxima, .logit_sum = logit_sum, .logit_mass = logit_mass, .best_score = best_score, \
-  .token_probability = token_probability, .token_mass = token_mass, .token_depth = depth_of, .token_score = token_score,             \
-  .log_double = log_double
+  .logit_maxima = logit_maxima, .mask_logits = mask_logits, .logit_sum = logit_sum, .logit_mass = logit_mass, \
+  .best_score = best_score, .token_probability = token_probability, .token_mass = token_mass,               \
+  .token_depth = depth_of, .token_score = token_score, .log_double = log_double

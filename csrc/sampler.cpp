@@ -22,6 +22,14 @@ void require(const char* array, int row, bool holds, const char* wanted) {
     throw std::invalid_argument(std::string(array) + "[" + std::to_string(row) + "]: needs " + wanted);
 }
 
+void clear(const Sampled& out, int num_rows) {
+  const ptrdiff_t num_tops = static_cast<ptrdiff_t>(num_rows) * out.max_logprobs;
+  std::fill_n(out.token_ids, num_rows, 0);
+  std::fill_n(out.logprobs, num_rows, std::numeric_limits<float>::quiet_NaN());
+  std::fill_n(out.top_ids, num_tops, -1);
+  std::fill_n(out.top_logprobs, num_tops, std::numeric_limits<float>::quiet_NaN());
+}
+
 // Carves arrays out of one buffer; with a null buffer it only counts.
 struct Carver {
   uint8_t* base;
@@ -53,6 +61,7 @@ void check_sampling(const Sampling& s, int num_rows, int max_logprobs, int vocab
             s.num_logprobs[r] >= -1 && s.num_logprobs[r] <= max_logprobs && s.num_logprobs[r] <= vocab_size,
             "-1 to the columns of top_ids");
   }
+  check_changes(s.edits, s.masks, num_rows, vocab_size);
 }
 
 Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int num_threads, uint8_t* scratch)
@@ -79,14 +88,19 @@ size_t Sampler::scratch_bytes(int vocab_size, int max_num_rows, int num_threads)
          align_up(threads * groups * sizeof(float));
 }
 
-void Sampler::run(ThreadPool& pool, const float* logits, int num_rows, const Sampling& sampling, const Sampled& out) {
+void Sampler::run(ThreadPool& pool, float* logits, int num_rows, const Sampling& sampling, const Sampled& out) {
   const int chunks = num_chunks_;
-  pool.run(num_rows * chunks, [&](int item, int) {
-    survey(item / chunks, item % chunks, logits + static_cast<ptrdiff_t>(item / chunks) * vocab_size_);
-  });
-  bool has_sums = false, has_cuts = false;
+  bool has_changes = false, has_sums = false, has_cuts = false;
+  clear(out, num_rows);
+  for (int r = 0; r < num_rows; r++) begin(r, logits + static_cast<ptrdiff_t>(r) * vocab_size_, sampling);
+  pool.run(num_rows * chunks, [&](int item, int) { survey(item / chunks, item % chunks); });
   for (int r = 0; r < num_rows; r++) {
-    prepare(r, logits + static_cast<ptrdiff_t>(r) * vocab_size_, sampling);
+    if (!find_maximum(r)) rows_[r].status = RowStatus::NotFinite;
+    has_changes |= rows_[r].is_changed;
+  }
+  if (has_changes) change(pool, num_rows, sampling, out);
+  for (int r = 0; r < num_rows; r++) {
+    prepare(r, sampling);
     has_sums |= rows_[r].wants_sum || rows_[r].wants_mass || rows_[r].wants_best;
     has_cuts |= rows_[r].wants_cut;
   }
@@ -101,31 +115,69 @@ void Sampler::run(ThreadPool& pool, const float* logits, int num_rows, const Sam
   pool.run(num_rows, [&](int row, int worker) { finish(row, sampling, out, worker); });
 }
 
-void Sampler::survey(int row, int chunk, const float* logits) {
-  const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
-  const ptrdiff_t at = static_cast<ptrdiff_t>(row) * num_chunks_ + chunk;
-  float* maxima = group_maxima_ + static_cast<ptrdiff_t>(row) * num_groups_ + first / kVocabGroup;
-  chunk_finite_[at] = table_.logit_maxima(logits + first, n, maxima, &chunk_maxima_[at]);
+void Sampler::begin(int r, float* logits, const Sampling& s) {
+  Row& row = rows_[r];
+  row = Row{};
+  row.logits = logits;
+  row.wants_sum = s.num_logprobs[r] >= 0;
+  row.is_changed = has_changes(s.edits, s.masks, r);
 }
 
-void Sampler::prepare(int r, const float* logits, const Sampling& s) {
+void Sampler::survey(int r, int chunk) {
+  const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
+  const ptrdiff_t at = static_cast<ptrdiff_t>(r) * num_chunks_ + chunk;
+  float* maxima = group_maxima_ + static_cast<ptrdiff_t>(r) * num_groups_ + first / kVocabGroup;
+  chunk_finite_[at] = table_.logit_maxima(rows_[r].logits + first, n, maxima, &chunk_maxima_[at]);
+}
+
+// Of the chunks' maxima; false where no token is possible or a logit is not finite.
+bool Sampler::find_maximum(int r) {
+  const ptrdiff_t first = static_cast<ptrdiff_t>(r) * num_chunks_;
+  const float most = *std::max_element(chunk_maxima_ + first, chunk_maxima_ + first + num_chunks_);
+  rows_[r].tempering.maximum = most;
+  return most > kImpossible && std::all_of(chunk_finite_ + first, chunk_finite_ + first + num_chunks_,
+                                           [](bool finite) { return finite; });
+}
+
+// Edits and masks rows that want it, after what their log-probabilities need of the logits as they came.
+void Sampler::change(ThreadPool& pool, int num_rows, const Sampling& s, const Sampled& out) {
+  const int chunks = num_chunks_;
+  const auto is_wanted = [this](int r) { return rows_[r].is_changed && rows_[r].is_open(); };
+  pool.run(num_rows * chunks, [&](int item, int) {
+    const int r = item / chunks;
+    if (is_wanted(r) && rows_[r].wants_sum) sum(r, item % chunks);
+  });
+  pool.run(num_rows, [&](int r, int worker) {
+    if (!is_wanted(r)) return;
+    if (rows_[r].wants_sum) take_sum(r);
+    if (s.num_logprobs[r] > 0) fill_top(r, s.num_logprobs[r], out, worker);
+    apply_edits(s.edits, r, rows_[r].logits);
+  });
+  pool.run(num_rows * chunks, [&](int item, int) {
+    const int r = item / chunks, chunk = item % chunks, first = chunk * kVocabChunk, mask = s.masks.of_row[r];
+    if (!is_wanted(r)) return;
+    const uint32_t* bits = s.masks.bits + static_cast<ptrdiff_t>(mask) * mask_words(vocab_size_) + first / 32;
+    if (mask >= 0) table_.mask_logits(rows_[r].logits + first, bits, std::min(kVocabChunk, vocab_size_ - first));
+    survey(r, chunk);
+  });
+  for (int r = 0; r < num_rows; r++)
+    if (is_wanted(r) && !find_maximum(r)) rows_[r].status = RowStatus::NothingAllowed;
+}
+
+void Sampler::prepare(int r, const Sampling& s) {
   Row& row = rows_[r];
   const ptrdiff_t first = static_cast<ptrdiff_t>(r) * num_chunks_;
-  const float* maxima = chunk_maxima_ + first;
-  const float most = *std::max_element(maxima, maxima + num_chunks_);
-  row = Row{};
+  const float most = row.tempering.maximum;
   row.cut = {kImpossible, -1};
-  row.logits = logits;
   row.tempering = {most, s.temperature[r], s.min_p[r]};
   row.noise = {s.seed[r], s.position[r], s.choice[r]};
   row.top_k = s.top_k[r] < vocab_size_ ? s.top_k[r] : 0;
   row.top_p = s.top_p[r];
-  row.finite = most > kImpossible && std::all_of(chunk_finite_ + first, chunk_finite_ + first + num_chunks_,
-                                                 [](bool finite) { return finite; });
-  if (!row.finite) return;
+  if (row.is_changed) row.wants_sum = false;  // taken already
+  if (!row.is_open()) return;
   const int group = static_cast<int>(std::find(maxima_of(r), maxima_of(r) + num_groups_, most) - maxima_of(r));
-  row.most_likely = static_cast<int>(std::find(logits + group * kVocabGroup, logits + vocab_size_, most) - logits);
-  row.wants_sum = s.num_logprobs[r] >= 0;
+  row.most_likely =
+      static_cast<int>(std::find(row.logits + group * kVocabGroup, row.logits + vocab_size_, most) - row.logits);
   if (s.temperature[r] == 0) return;
   row.wants_mass = row.top_p < 1 && row.top_k == 0;
   row.wants_cut = row.wants_mass || row.top_k > 0;
@@ -136,13 +188,24 @@ void Sampler::prepare(int r, const float* logits, const Sampling& s) {
   std::fill_n(chunk_best_ + first, num_chunks_, Scored{score, row.most_likely});
 }
 
+void Sampler::sum(int r, int chunk) {
+  const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
+  chunk_sums_[static_cast<ptrdiff_t>(r) * num_chunks_ + chunk] =
+      table_.logit_sum(rows_[r].logits + first, n, rows_[r].tempering.maximum);
+}
+
+void Sampler::take_sum(int r) {
+  double sum = 0;
+  for (int c = 0; c < num_chunks_; c++) sum += chunk_sums_[static_cast<ptrdiff_t>(r) * num_chunks_ + c];
+  rows_[r].log_sum = static_cast<double>(rows_[r].tempering.maximum) + table_.log_double(sum);
+}
+
 void Sampler::accumulate(int r, int chunk, int worker) {
   const Row& row = rows_[r];
-  if (!row.finite) return;
+  if (!row.is_open()) return;
   const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
   const float *logits = row.logits + first, *maxima = maxima_of(r) + first / kVocabGroup;
-  if (row.wants_sum)
-    chunk_sums_[static_cast<ptrdiff_t>(r) * num_chunks_ + chunk] = table_.logit_sum(logits, n, row.tempering.maximum);
+  if (row.wants_sum) sum(r, chunk);
   if (row.wants_mass) table_.logit_mass(logits, maxima, n, row.tempering, masses_of(r, worker));
   if (row.wants_best) score(r, chunk);
 }
@@ -156,25 +219,20 @@ void Sampler::score(int r, int chunk) {
 
 void Sampler::finish(int r, const Sampling& s, const Sampled& out, int worker) {
   const Row& row = rows_[r];
-  out.finite[r] = row.finite;
-  out.token_ids[r] = 0;
-  out.logprobs[r] = std::numeric_limits<float>::quiet_NaN();
-  const ptrdiff_t first = static_cast<ptrdiff_t>(r) * out.max_logprobs;
-  std::fill_n(out.top_ids + first, out.max_logprobs, -1);
-  std::fill_n(out.top_logprobs + first, out.max_logprobs, out.logprobs[r]);
-  if (!row.finite) return;
+  out.status[r] = row.status;
+  if (!row.is_open()) return;
   const int id = s.temperature[r] > 0 ? best_of(r) : row.most_likely;
   out.token_ids[r] = id;
-  if (!row.wants_sum) return;
-  double sum = 0;
-  for (int c = 0; c < num_chunks_; c++) sum += chunk_sums_[static_cast<ptrdiff_t>(r) * num_chunks_ + c];
-  const double lse = static_cast<double>(row.tempering.maximum) + table_.log_double(sum);
-  out.logprobs[r] = logprob(r, id, lse);
-  if (s.num_logprobs[r] > 0) fill_top(r, s.num_logprobs[r], lse, out, worker);
+  if (s.num_logprobs[r] < 0) return;
+  if (row.wants_sum) {
+    take_sum(r);
+    if (s.num_logprobs[r] > 0) fill_top(r, s.num_logprobs[r], out, worker);
+  }
+  out.logprobs[r] = logprob(r, logit_before(s.edits, r, row.logits, id));
 }
 
-float Sampler::logprob(int r, int id, double lse) const {
-  return static_cast<float>(static_cast<double>(rows_[r].logits[id]) - lse);
+float Sampler::logprob(int r, float logit) const {
+  return static_cast<float>(static_cast<double>(logit) - rows_[r].log_sum);
 }
 
 int Sampler::best_of(int r) const {
@@ -269,24 +327,24 @@ Sampler::Candidates Sampler::gather(int r, float least, float most, int worker) 
   return found;
 }
 
-void Sampler::fill_top(int r, int num, double lse, const Sampled& out, int worker) {
+void Sampler::fill_top(int r, int num, const Sampled& out, int worker) {
   const Row& row = rows_[r];
   Candidates top = gather(r, kth_bound(r, num, worker), kInfinity, worker);
   if (top.num >= num) {
     std::nth_element(top.ids, top.ids + num - 1, top.ids + top.num, order_by(row.logits));
     // Logits a little below the last may round to the same log-probability: ids decide among those.
     const float last = row.logits[top.ids[num - 1]];
-    const double slack = (std::abs(static_cast<double>(last)) + std::abs(lse)) * 0x1p-22;
+    const double slack = (std::abs(static_cast<double>(last)) + std::abs(row.log_sum)) * 0x1p-22;
     top = gather(r, static_cast<float>(static_cast<double>(last) - slack), kInfinity, worker);
   }
   std::sort(top.ids, top.ids + top.num, [&](int32_t a, int32_t b) {
-    const float x = logprob(r, a, lse), y = logprob(r, b, lse);
+    const float x = logprob(r, row.logits[a]), y = logprob(r, row.logits[b]);
     return x != y ? x > y : a < b;
   });
   for (int i = 0; i < std::min(num, top.num); i++) {
     const ptrdiff_t at = static_cast<ptrdiff_t>(r) * out.max_logprobs + i;
     out.top_ids[at] = top.ids[i];
-    out.top_logprobs[at] = logprob(r, top.ids[i], lse);
+    out.top_logprobs[at] = logprob(r, row.logits[top.ids[i]]);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "isas.h"
+#include "changes.h"
 #include "tiny_decoder.h"
 
 using namespace insitu;
@@ -75,7 +76,7 @@ struct Step {
 struct Chosen {
   std::vector<int32_t> ids, top_ids;
   std::vector<float> logprobs, top_logprobs;
-  std::unique_ptr<bool[]> finite;
+  std::unique_ptr<RowStatus[]> status;
 };
 
 // What one engine gave for every position of every sequence, however its work was cut.
@@ -99,6 +100,7 @@ void forward(Executor& executor, Step& step, const std::vector<int>& seqs, int v
 }
 
 Chosen sample(Executor& executor, const Step& last, const Batch& batch) {
+  const int vocab = executor.vocab_size();
   const int rows = batch.num_logit_rows, tops = 5;
   std::vector<double> temperature, top_p, min_p;
   std::vector<int32_t> top_k, num_logprobs;
@@ -116,11 +118,13 @@ Chosen sample(Executor& executor, const Step& last, const Batch& batch) {
     position.push_back(static_cast<uint32_t>(token + 1));
   }
   Chosen c{std::vector<int32_t>(rows), std::vector<int32_t>(rows * tops), std::vector<float>(rows),
-           std::vector<float>(rows * tops), std::make_unique<bool[]>(rows)};
-  const Sampling sampling{temperature.data(), top_k.data(),  top_p.data(),    min_p.data(),
-                          seed.data(),        choice.data(), position.data(), num_logprobs.data()};
+           std::vector<float>(rows * tops), std::make_unique<RowStatus[]>(rows)};
+  const Changes changes(rows, vocab);
+  const Sampling sampling{temperature.data(), top_k.data(),        top_p.data(),      min_p.data(),
+                          seed.data(),        choice.data(),       position.data(),   num_logprobs.data(),
+                          changes.edits(),    changes.masks()};
   const Sampled sampled{c.ids.data(),          c.logprobs.data(), c.top_ids.data(),
-                        c.top_logprobs.data(), c.finite.get(),    tops};
+                        c.top_logprobs.data(), c.status.get(),    tops};
   executor.step(batch, sampling, sampled);
   const int64_t before = num_allocations;
   executor.step(batch, sampling, sampled);
@@ -164,7 +168,7 @@ uint64_t digest_of(const Outcome& outcome) {
   for (const auto& rows : outcome.logits)
     for (float x : rows) digest.add(x);
   const Chosen& c = outcome.chosen;
-  for (size_t r = 0; r < c.ids.size(); r++) digest.add(c.ids[r]), digest.add(c.logprobs[r]), digest.add(c.finite[r] ? 1 : 0);
+  for (size_t r = 0; r < c.ids.size(); r++) digest.add(c.ids[r]), digest.add(c.logprobs[r]), digest.add(static_cast<int>(c.status[r]));
   for (size_t i = 0; i < c.top_ids.size(); i++) digest.add(c.top_ids[i]), digest.add(c.top_logprobs[i]);
   return digest.value;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "changes.h"
 #include "isas.h"
 #include "random_weights.h"
 #include "sampler.h"
@@ -20,6 +21,7 @@ struct Settings {
   std::vector<int32_t> top_k, num_logprobs;
   std::vector<uint64_t> seed;
   std::vector<uint32_t> choice, position;
+  Changes changes{kRows, kVocab};
 
   Settings() {
     for (int r = 0; r < kRows; r++) {
@@ -34,8 +36,8 @@ struct Settings {
     }
   }
   Sampling sampling() const {
-    return {temperature.data(), top_k.data(), top_p.data(), min_p.data(),
-            seed.data(), choice.data(), position.data(), num_logprobs.data()};
+    return {temperature.data(), top_k.data(),    top_p.data(),        min_p.data(),    seed.data(),
+            choice.data(),      position.data(), num_logprobs.data(), changes.edits(), changes.masks()};
   }
 };
 
@@ -56,17 +58,19 @@ std::vector<float> random_logits() {
 uint64_t run(const KernelTable& table, const std::vector<float>& logits, const Settings& settings, int num_threads) {
   std::vector<int32_t> ids(kRows), top_ids(kRows * kTops);
   std::vector<float> logprobs(kRows), top_logprobs(kRows * kTops);
-  const auto finite = std::make_unique<bool[]>(kRows);
+  const auto status = std::make_unique<RowStatus[]>(kRows);
   const Sampling sampling = settings.sampling();
   check_sampling(sampling, kRows, kTops, kVocab);
   ThreadPool pool(num_threads);
   const Mapping scratch(Sampler::scratch_bytes(kVocab, kRows, num_threads));
   Sampler sampler(table, kVocab, kRows, num_threads, scratch.data());
-  for (int again = 0; again < 3; again++)
-    sampler.run(pool, logits.data(), kRows, sampling,
-                {ids.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), finite.get(), kTops});
+  for (int again = 0; again < 3; again++) {
+    std::vector<float> changed = logits;
+    sampler.run(pool, changed.data(), kRows, sampling,
+                {ids.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), status.get(), kTops});
+  }
   Digest digest;
-  for (int r = 0; r < kRows; r++) digest.add(ids[r]), digest.add(logprobs[r]), digest.add(finite[r] ? 1 : 0);
+  for (int r = 0; r < kRows; r++) digest.add(ids[r]), digest.add(logprobs[r]), digest.add(static_cast<int>(status[r]));
   for (int i = 0; i < kRows * kTops; i++) digest.add(top_ids[i]), digest.add(top_logprobs[i]);
   return digest.value;
 }

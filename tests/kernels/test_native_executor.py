@@ -33,6 +33,7 @@ from insitu.kernels.native import (
     native_sizes,
     selected_isa,
 )
+from insitu.kernels.sampling import RowStatus
 
 # head_dim 48 takes the ragged paths, 64 and 128 the wide ones; 7 heads a KV head make one tile.
 SHAPES = [
@@ -178,7 +179,7 @@ def test_blocks_left_full_of_nan_do_no_harm(shape: Shape, whole: Float32) -> Non
     nans = np.zeros(NUM_TOKENS, np.int32)
     spoilt = batch_of([Work(nans, 0, NUM_TOKENS, blocks)], shape.block_size)
     result = poisoned.step(spoilt, sampling(1))
-    assert not result.finite[0]
+    assert result.status[0] == RowStatus.NOT_FINITE
     rows = [
         engine.forward(
             batch_of([Work(tokens, 0, 7, blocks), Work(tokens, 0, 1, [100])], shape.block_size)

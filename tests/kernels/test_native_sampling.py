@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from kernels.tiny_decoder import Float32, sampling
 
-from insitu.kernels.native import StepResult, available_isas, sample
+from insitu.kernels.native import available_isas, sample
 from insitu.kernels.reference_sampling import Draw, choose
+from insitu.kernels.sampling import RowStatus, StepResult
 
+CHOSEN = RowStatus.CHOSEN
 SEED = 0x1234_5678_9ABC_DEF0
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -35,7 +37,7 @@ def _logits(rows: int, vocab: int, seed: int = 0) -> Float32:
 
 
 def _bits(result: StepResult) -> bytes:
-    parts = (result.token_ids, result.logprobs, result.top_ids, result.top_logprobs, result.finite)
+    parts = (result.token_ids, result.logprobs, result.top_ids, result.top_logprobs, result.status)
     return b"".join(part.tobytes() for part in parts)
 
 
@@ -101,10 +103,11 @@ def test_a_row_that_is_not_finite_is_reported_and_hurts_no_other(bad: float, at:
     logits[1, at] = bad
     for isa in available_isas():
         result = sample(logits, sampling(3, temperature=1.0, num_logprobs=1), isa=isa)
-        assert result.finite.tolist() == [True, False, True]
+        assert result.status.tolist() == [CHOSEN, RowStatus.NOT_FINITE, CHOSEN]
         assert result.token_ids[[0, 2]].tolist() == clean.token_ids[[0, 2]].tolist()
     logits[1] = -np.inf
-    assert sample(logits, sampling(3)).finite.tolist() == [True, False, True]
+    status = sample(logits, sampling(3)).status
+    assert status.tolist() == [CHOSEN, RowStatus.NOT_FINITE, CHOSEN]
 
 
 def test_tokens_come_as_often_as_their_probability() -> None:

@@ -6,17 +6,18 @@ Not here: any check. Always true: the same seed gives the same weights; block id
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from insitu.kernels.blocks import BlockType, encode
 from insitu.kernels.kv_layout import KVDtype, KVLayout
-from insitu.kernels.native import Limits, Native, SamplingArrays
+from insitu.kernels.native import Limits, Native
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import lower
 from insitu.kernels.program import Program
+from insitu.kernels.sampling import EditArrays, MaskArrays, SamplingArrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,7 +204,13 @@ def blocks_for(rng: np.random.Generator, num: int, among: Sequence[int]) -> list
     return [int(b) for b in rng.permutation(np.array(among))[:num]]
 
 
-def sampling(rows: int, **changed: object) -> SamplingArrays:
+def sampling(
+    rows: int,
+    *,
+    edits: EditArrays | None = None,
+    masks: MaskArrays | None = None,
+    **changed: Any,
+) -> SamplingArrays:
     """Greedy, but for what is given: a number for all rows or one a row."""
     fields: dict[str, tuple[object, type[np.generic]]] = {
         "temperature": (0.0, np.float64),
@@ -221,4 +228,4 @@ def sampling(rows: int, **changed: object) -> SamplingArrays:
         )
         for name, (value, dtype) in fields.items()
     }
-    return SamplingArrays(**arrays)
+    return SamplingArrays(**arrays, edits=edits, masks=masks)

@@ -17,7 +17,7 @@ import numpy as np
 from insitu.bench.work import Span
 from insitu.engine.start import make_native
 from insitu.kernels.ceilings import LINE_BYTES, Ceilings, take_profile
-from insitu.kernels.native import SamplingArrays
+from insitu.kernels.sampling import SamplingArrays
 from insitu.models.batch import Batch
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from insitu.engine.sampler import SamplingRows, sampled_tokens
+from insitu.engine.sampler import SamplingRows
 from insitu.models.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
     from insitu.engine.sequence import SampledToken, Scheduled
-    from insitu.kernels.native import SamplingArrays, StepResult
     from insitu.kernels.program import BatchArrays
+    from insitu.kernels.sampling import SamplingArrays, StepResult
 
 
 class Runner(Protocol):
@@ -76,7 +76,7 @@ class BatchRunner:
         """One native call for the whole step."""
         batch = batch_of(scheduled, self._block_size)
         sampling = self._sampling.arrays(scheduled)
-        return sampled_tokens(scheduled, self._native.step(batch, sampling))
+        return self._sampling.sampled_tokens(scheduled, self._native.step(batch, sampling))
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy the keys and values of a block."""

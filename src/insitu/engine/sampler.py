@@ -1,7 +1,7 @@
 """Say how each logit row is to be sampled, and read what was chosen.
 
 Sampling itself is native, in the same call as the forward pass: this file only fills and reads
-arrays.
+arrays. Constraints are asked before a step (``token_masks``) and told of their token after it.
 
 Always true: a row's noise is a function of (seed, choice, position), so that a token is the same
 whenever and beside whomever it is made; log-probabilities become the shortest decimals that give
@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from insitu.engine.sequence import SampledToken
-from insitu.kernels.native import SamplingArrays
+from insitu.engine.token_masks import TokenMasks, advance
+from insitu.kernels.sampling import NO_PENALTY, EditArrays, RowStatus, SamplingArrays
 from insitu.refusal import RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
-    from insitu.engine.sequence import Scheduled, Sequence
-    from insitu.kernels.native import StepResult
+    from insitu.engine.sequence import Prompt, Scheduled, Sequence
+    from insitu.kernels.sampling import StepResult
 
 # In the arrays (not in our own values): no log-probabilities, no limit on k.
 _NO_LOGPROBS = -1
@@ -41,6 +42,8 @@ class SamplingRows:
         self._vocab_size = vocab_size
         self._sequences: list[Sequence] = []
         self._arrays = _arrays_of([], vocab_size)
+        self._masks = TokenMasks(vocab_size)
+        self._failures: dict[int, RequestFailed] = {}  # by row: what its constraint gave for a mask
 
     def arrays(self, scheduled: Items[Scheduled]) -> SamplingArrays:
         """One entry a share that has logits, in order."""
@@ -48,7 +51,23 @@ class SamplingRows:
         if sequences != self._sequences:
             self._sequences, self._arrays = sequences, _arrays_of(sequences, self._vocab_size)
         positions = [sequence.num_tokens for sequence in sequences]
-        return replace(self._arrays, position=np.array(positions, np.uint32))
+        masks, self._failures = self._masks.fill(sequences)
+        return replace(self._arrays, position=np.array(positions, np.uint32), masks=masks)
+
+    def sampled_tokens(
+        self, scheduled: Items[Scheduled], result: StepResult
+    ) -> list[SampledToken | Exception | None]:
+        """What each share of the step that ``arrays`` was for sampled, or its own failure."""
+        answer: list[SampledToken | Exception | None] = []
+        row = 0
+        for item in scheduled:
+            if not item.has_logits:
+                answer.append(None)
+                continue
+            failure = self._failures.get(row)
+            answer.append(failure or _chosen(item.sequence, result, row))
+            row += 1
+        return answer
 
 
 def _arrays_of(sequences: list[Sequence], vocab_size: int) -> SamplingArrays:
@@ -66,33 +85,40 @@ def _arrays_of(sequences: list[Sequence], vocab_size: int) -> SamplingArrays:
         choice=np.array([sequence.choice for sequence in sequences], np.uint32),
         position=np.array([sequence.num_tokens for sequence in sequences], np.uint32),
         num_logprobs=np.array(wanted, np.int32),
+        edits=_edits_of(prompts),
     )
 
 
-def sampled_tokens(
-    scheduled: Items[Scheduled], result: StepResult
-) -> list[SampledToken | Exception | None]:
-    """What each share sampled; a row that is not finite fails its own sequence."""
-    answer: list[SampledToken | Exception | None] = []
-    token_ids, finite = result.token_ids.tolist(), result.finite.tolist()
-    row = 0
-    for item in scheduled:
-        if not item.has_logits:
-            answer.append(None)
-            continue
-        num_logprobs = item.sequence.prompt.num_logprobs
-        if not finite[row]:
-            answer.append(_not_finite(item.sequence))
-        elif num_logprobs is None:
-            answer.append(SampledToken(token_ids[row]))
-        else:
-            answer.append(_token(result, row, num_logprobs))
-        row += 1
-    return answer
+def _edits_of(prompts: list[Prompt]) -> EditArrays:
+    starts = np.cumsum([0, *(len(p.logit_bias) for p in prompts)])
+    biases = [one for p in prompts for one in p.logit_bias]
+    rows = len(prompts)
+    return EditArrays(
+        row_start=starts.astype(np.int32),
+        token_id=np.array([token_id for token_id, _ in biases], np.int32),
+        count=np.full(len(biases), NO_PENALTY, np.int32),
+        value=np.array([value for _, value in biases], np.float64),
+        repetition=np.ones(rows),
+        presence=np.zeros(rows),
+        frequency=np.zeros(rows),
+    )
 
 
-def _token(result: StepResult, row: int, num_logprobs: int) -> SampledToken:
+def _chosen(sequence: Sequence, result: StepResult, row: int) -> SampledToken | RequestFailed:
+    """A row's token, which its sequence's constraint has taken in."""
+    status = result.status[row]
+    if status != RowStatus.CHOSEN:
+        return (
+            _not_finite(sequence) if status == RowStatus.NOT_FINITE else _nothing_allowed(sequence)
+        )
+    token = _token(result, row, sequence.prompt.num_logprobs)
+    return advance(sequence, token.token_id) or token
+
+
+def _token(result: StepResult, row: int, num_logprobs: int | None) -> SampledToken:
     token_id = int(result.token_ids[row])
+    if num_logprobs is None:
+        return SampledToken(token_id)
     top = []
     columns = zip(result.top_ids[row].tolist(), result.top_logprobs[row], strict=True)
     for top_id, logprob in list(columns)[:num_logprobs]:
@@ -110,4 +136,13 @@ def shortest(value: np.float32) -> float:
 def _not_finite(sequence: Sequence) -> RequestFailed:
     return RequestFailed(
         f"The model gave a number that is not finite after token {sequence.num_tokens}."
+    )
+
+
+def _nothing_allowed(sequence: Sequence) -> RequestFailed:
+    what = "The constraint" if sequence.constraint is not None else "logit_bias"
+    return RequestFailed(
+        f"{what} of this request allows no token after token {sequence.num_tokens}.",
+        code="no_token_allowed",
+        status=422,
     )

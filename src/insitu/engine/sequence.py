@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from insitu.engine.prefix import HashChain
-    from insitu.types import FinishReason
+    from insitu.types import FinishReason, TokenConstraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,9 @@ class Prompt:
 
     ``num_choices`` continuations are made, each a sequence with its own noise. ``stop_ids`` end a
     choice when sampled: they are counted, and the caller decides whether they show.
-    ``num_logprobs`` None asks for none; 0 for the sampled token's alone. Blocks are shared with
+    ``num_logprobs`` None asks for none; 0 for the sampled token's alone. ``logit_bias`` are (id,
+    what is added to its logit), -infinity to ban it. Each choice has its own copy of the
+    ``constraint``, which must be in its first state. Blocks are shared with
     prompts of the same ``cache_salt``, with None by nobody; those of the output only where
     ``shares_output`` says that the caller will see all of it. A lower ``priority`` runs earlier.
     """
@@ -36,6 +38,8 @@ class Prompt:
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    constraint: TokenConstraint | None = None
     stop_ids: frozenset[int] = frozenset()
     num_logprobs: int | None = None
     cache_salt: bytes | None = None
@@ -77,7 +81,8 @@ class Sequence:
     """One choice's life in the engine; seen by nobody else.
 
     The choices of one prompt after the first have that one as their ``leader``, and take over what
-    it computed. ``hashes`` None: its blocks are nobody else's.
+    it computed. ``hashes`` None: its blocks are nobody else's. ``constraint`` has taken in every
+    sampled token, and keeps its state while the sequence waits.
     """
 
     prompt: Prompt
@@ -95,10 +100,13 @@ class Sequence:
     num_overtaken: int = 0
     has_ended: bool = False
     is_forgotten: bool = False
+    constraint: TokenConstraint | None = None
 
     def __post_init__(self) -> None:
-        """Begin with the prompt's ids."""
+        """Begin with the prompt's ids, and with a constraint of its own."""
         self.token_ids = list(self.prompt.token_ids)
+        if self.prompt.constraint is not None:
+            self.constraint = self.prompt.constraint.fork()
 
     @property
     def num_tokens(self) -> int:

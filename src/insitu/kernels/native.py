@@ -21,11 +21,11 @@ from insitu.kernels.blocks import BlockType
 from insitu.kernels.memory import MemoryPlan, plan_memory
 from insitu.kernels.pack import PackedLinear
 from insitu.kernels.program import GROUPS, BatchArrays, DType, Op, Program, Rows, Tensor
+from insitu.kernels.sampling import StepResult, checked_array, wanted_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from insitu.kernels.kv_layout import KVLayout
+    from insitu.kernels.sampling import SamplingArrays
 
 # The tables of csrc/isa_*.cpp; of two that run on one processor, the better is later.
 ISAS = (
@@ -83,31 +83,6 @@ class NativeSizes:
     def total_bytes(self) -> int:
         """Everything, every KV block committed."""
         return self.packed_bytes + self.kv_bytes + self.arena_bytes + self.scratch_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingArrays:
-    """How to choose, one entry a logit row."""
-
-    temperature: npt.NDArray[np.float64]  # 0: the most likely token
-    top_k: npt.NDArray[np.int32]  # 0: off
-    top_p: npt.NDArray[np.float64]  # 1: off
-    min_p: npt.NDArray[np.float64]  # 0: off
-    seed: npt.NDArray[np.uint64]
-    choice: npt.NDArray[np.uint32]
-    position: npt.NDArray[np.uint32]  # that the new token will take
-    num_logprobs: npt.NDArray[np.int32]  # -1: none, not even the chosen token's
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What was chosen, one entry a logit row."""
-
-    token_ids: npt.NDArray[np.int32]
-    logprobs: Float32  # NaN where none was asked for
-    top_ids: npt.NDArray[np.int32]  # [R, most asked for]; -1 past what a row asked for
-    top_logprobs: Float32
-    finite: npt.NDArray[np.bool_]  # False: NaN or +Inf among the logits; no token was chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +271,9 @@ class Native:
     def step(self, batch: BatchArrays, sampling: SamplingArrays) -> StepResult:
         """Run the batch and choose a token for every logit row."""
         arrays = _batch_tuple(batch)
-        wanted = _sampling_tuple(sampling)
-        result = _empty_result(len(arrays[6]), sampling)
-        self._executor.step(arrays, wanted, _result_tuple(result))
+        wanted = wanted_tuple(sampling, self.vocab_size)
+        result = StepResult.empty(len(arrays[6]), sampling)
+        self._executor.step(arrays, wanted, result.as_tuple())
         return result
 
     def start_profile(self) -> None:
@@ -334,67 +309,20 @@ def sample(
 ) -> StepResult:
     """Choose a token for every row of logits [R, vocab_size], as ``Native.step`` does."""
     isa = selected_isa() if isa is None else _checked(isa, "isa")
-    result = _empty_result(len(logits), sampling)
-    _native.sample(isa, logits, _sampling_tuple(sampling), _result_tuple(result), num_threads)
+    wanted = wanted_tuple(sampling, logits.shape[1])
+    result = StepResult.empty(len(logits), sampling)
+    # A copy: edits change the rows they are for.
+    _native.sample(isa, logits.copy(), wanted, result.as_tuple(), num_threads)
     return result
-
-
-def _empty_result(rows: int, sampling: SamplingArrays) -> StepResult:
-    columns = max(0, int(sampling.num_logprobs.max(initial=0)))
-    return StepResult(
-        np.empty(rows, np.int32),
-        np.empty(rows, np.float32),
-        np.empty((rows, columns), np.int32),
-        np.empty((rows, columns), np.float32),
-        np.empty(rows, np.bool_),
-    )
-
-
-def _result_tuple(result: StepResult) -> _native.SampledTuple:
-    r = result
-    return r.token_ids, r.logprobs, r.top_ids, r.top_logprobs, r.finite
-
-
-def _array(name: str, array: Any, dtype: type[np.generic], num_dims: int) -> Any:
-    good = (
-        isinstance(array, np.ndarray)
-        and array.dtype == dtype
-        and array.ndim == num_dims
-        and array.flags.c_contiguous
-    )
-    if not good:
-        wanted = f"a C-contiguous {num_dims}-d array of {np.dtype(dtype)}"
-        raise ValueError(f"{name}: needs {wanted}")
-    return array
 
 
 def _batch_tuple(b: BatchArrays) -> _native.BatchTuple:
     return (
-        _array("token_ids", b.token_ids, np.int32, 1),
-        _array("positions", b.positions, np.int32, 1),
-        _array("slot_mapping", b.slot_mapping, np.int32, 1),
-        _array("block_table", b.block_table, np.int32, 2),
-        _array("query_start_loc", b.query_start_loc, np.int32, 1),
-        _array("seq_lens", b.seq_lens, np.int32, 1),
-        _array("logit_rows", b.logit_rows, np.int32, 1),
+        checked_array("token_ids", b.token_ids, np.int32, 1),
+        checked_array("positions", b.positions, np.int32, 1),
+        checked_array("slot_mapping", b.slot_mapping, np.int32, 1),
+        checked_array("block_table", b.block_table, np.int32, 2),
+        checked_array("query_start_loc", b.query_start_loc, np.int32, 1),
+        checked_array("seq_lens", b.seq_lens, np.int32, 1),
+        checked_array("logit_rows", b.logit_rows, np.int32, 1),
     )
-
-
-_SAMPLING_DTYPES: Sequence[tuple[str, type[np.generic]]] = (
-    ("temperature", np.float64),
-    ("top_k", np.int32),
-    ("top_p", np.float64),
-    ("min_p", np.float64),
-    ("seed", np.uint64),
-    ("choice", np.uint32),
-    ("position", np.uint32),
-    ("num_logprobs", np.int32),
-)
-
-
-def _sampling_tuple(sampling: SamplingArrays) -> _native.SamplingTuple:
-    arrays: list[Any] = [
-        _array(name, getattr(sampling, name), dtype, 1) for name, dtype in _SAMPLING_DTYPES
-    ]
-    a, b, c, d, e, f, g, h = arrays
-    return a, b, c, d, e, f, g, h

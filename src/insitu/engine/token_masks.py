@@ -1,0 +1,66 @@
+"""The masks of a step's constrained rows, filled by their constraints.
+
+Not here: what a constraint allows, or how a mask is applied (``kernels``).
+
+Always true: a constraint that fails ends its own sequence; an unconstrained row costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from insitu.kernels.sampling import NO_MASK, MaskArrays, num_mask_words
+from insitu.refusal import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Items
+
+    from insitu.engine.sequence import Sequence
+    from insitu.kernels.sampling import Int32, UInt32
+
+logger = logging.getLogger("insitu.engine")
+
+
+class TokenMasks:
+    """Room for masks, kept from step to step; grows to the most rows that had one at once."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._bits: UInt32 = np.zeros((0, num_mask_words(vocab_size)), np.uint32)
+
+    def fill(self, sequences: Items[Sequence]) -> tuple[MaskArrays, dict[int, RequestFailed]]:
+        """One entry a sequence, and by row the failures of their constraints."""
+        of_row: Int32 = np.full(len(sequences), NO_MASK, np.int32)
+        failures = {}
+        rows = [row for row, one in enumerate(sequences) if one.constraint is not None]
+        if len(rows) > len(self._bits):
+            self._bits = np.zeros((len(rows), self._bits.shape[1]), np.uint32)
+        for mask, row in enumerate(rows):
+            constraint = sequences[row].constraint
+            assert constraint is not None
+            self._bits[mask] = 0
+            try:
+                if constraint.fill_mask(memoryview(self._bits[mask]).cast("B")):
+                    of_row[row] = mask
+            except Exception:  # whatever it was, the other rows have nothing to do with it
+                failures[row] = constraint_failed()
+        return MaskArrays(of_row, self._bits), failures
+
+
+def advance(sequence: Sequence, token_id: int) -> RequestFailed | None:
+    """Let a sequence's constraint take in a token; its failure, if it cannot."""
+    if sequence.constraint is None:
+        return None
+    try:
+        sequence.constraint.advance(token_id)
+    except Exception:
+        return constraint_failed()
+    return None
+
+
+def constraint_failed() -> RequestFailed:
+    """To be called where an exception is being handled."""
+    logger.exception("a constraint failed; its sequence ends")
+    return RequestFailed("The constraint on this request's tokens failed.")

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,8 +290,9 @@ def test_hostile_sampling_is_refused_by_name(name: str, value: float) -> None:
     shape = Shape(layers=1)
     engine = native(shape, num_threads=1)
     batch = batch_of([Work(_tokens(shape), 0, 6, [3])], shape.block_size)
+    wanted: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=name):
-        engine.step(batch, sampling(1, **{name: value}))
+        engine.step(batch, sampling(1, **wanted))
     engine.close()
 
 

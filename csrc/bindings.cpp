@@ -215,6 +215,25 @@ class Handle {
     executor.step(batch, s, sampled);
   }
 
+  void compute(const BatchArrays& arrays) {
+    const Batch batch = batch_from(arrays);
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    open().compute(batch);
+  }
+
+  void choose(const WantedArrays& wanted, const SampledArrays& out) {
+    const size_t rows = std::get<0>(out).size();
+    const Sampling s = sampling_from(wanted, rows);
+    const Sampled sampled = sampled_from(out, rows);
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    Executor& executor = open();
+    require_size("token_ids out", rows, executor.num_computed_rows());
+    require_mask_words(wanted, executor.vocab_size());
+    executor.choose(s, sampled);
+  }
+
   nb::dict sizes() { return sizes_to(open().sizes()); }
 
   // body(executor) without the GIL, between steps.
@@ -399,6 +418,8 @@ NB_MODULE(_native, m) {
       .def("close", &Handle::close)
       .def("forward", &Handle::forward)
       .def("step", &Handle::step)
+      .def("compute", &Handle::compute)
+      .def("choose", &Handle::choose)
       .def("sizes", &Handle::sizes)
       .def("start_profile", &Handle::start_profile)
       .def("stop_profile", &Handle::stop_profile)

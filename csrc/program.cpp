@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "pack.h"
 
@@ -208,9 +209,8 @@ const uint8_t* Executor::packed(int linear, int segment, size_t* num_bytes) cons
 }
 
 void Executor::forward(const Batch& batch, float* logits) {
-  check_batch(batch, kv_, limits_, num_token_ids_);
-  const FloatControl control;
-  run(batch);
+  compute(batch);
+  num_computed_rows_ = 0;
   const size_t row_bytes = size_t{4} * vocab_size_;
   for (int r = 0; r < batch.num_logit_rows; r++)
     std::memcpy(logits + static_cast<size_t>(r) * vocab_size_, at(logits_) + static_cast<size_t>(r) * logits_.stride,
@@ -218,12 +218,25 @@ void Executor::forward(const Batch& batch, float* logits) {
 }
 
 void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled& out) {
-  check_batch(batch, kv_, limits_, num_token_ids_);
   check_sampling(sampling, batch.num_logit_rows, out.max_logprobs, vocab_size_);
+  compute(batch);
+  choose(sampling, out);
+}
+
+void Executor::compute(const Batch& batch) {
+  num_computed_rows_ = 0;
+  check_batch(batch, kv_, limits_, num_token_ids_);
   const FloatControl control;
   run(batch);
-  if (batch.num_logit_rows == 0) return;
-  timed(ops_.size(), [&] { sampler_->run(pool_, at(logits_), batch.num_logit_rows, sampling, out); });
+  num_computed_rows_ = batch.num_logit_rows;
+}
+
+void Executor::choose(const Sampling& sampling, const Sampled& out) {
+  const int num_rows = std::exchange(num_computed_rows_, 0);
+  if (num_rows == 0) return;
+  check_sampling(sampling, num_rows, out.max_logprobs, vocab_size_);
+  const FloatControl control;
+  timed(ops_.size(), [&] { sampler_->run(pool_, at(logits_), num_rows, sampling, out); });
 }
 
 void Executor::start_profile() { profile_ns_.assign(ops_.size() + 1, 0); }

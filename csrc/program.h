@@ -83,6 +83,10 @@ class Executor {
 
   void forward(const Batch& batch, float* logits);  // [R, vocab]
   void step(const Batch& batch, const Sampling& sampling, const Sampled& out);
+  // The same in two parts, for when not all of `sampling` is known before the forward pass.
+  void compute(const Batch& batch);
+  void choose(const Sampling& sampling, const Sampled& out);
+  int num_computed_rows() const { return num_computed_rows_; }  // whose logits wait to be chosen from
 
   // Keys and values of one block of every layer.
   void copy_block(int source, int target);
@@ -144,7 +148,7 @@ class Executor {
   const Limits limits_;
   std::vector<Operator> ops_;
   TensorRef logits_;
-  int vocab_size_, num_token_ids_ = 0;
+  int vocab_size_, num_token_ids_ = 0, num_computed_rows_ = 0;
   Sizes sizes_;
   std::atomic<uint64_t> coming_{0};  // a phase's number << 32 | the weight that follows it + 1
   std::unique_ptr<Ahead[]> ahead_;   // one a worker

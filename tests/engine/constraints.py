@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 def set_bits(out: memoryview, allowed: Sequence[int]) -> None:
     """Allow these ids and no others."""
-    bits = np.frombuffer(out, np.uint8)
-    bits[:] = 0
-    for token_id in allowed:
-        bits[token_id // 8] |= 1 << token_id % 8
+    bits = np.zeros(8 * len(out), np.uint8)
+    bits[allowed] = 1
+    np.frombuffer(out, np.uint8)[:] = np.packbits(bits, bitorder="little")
 
 
 @dataclass

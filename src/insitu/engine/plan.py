@@ -17,6 +17,7 @@ from insitu.engine.machine import Memory, has_cpu_quota, memory_limit, num_usabl
 from insitu.kernels.native import Limits, NativeSizes, native_sizes, packed_bytes, selected_isa
 from insitu.kernels.pack import PackedLinear
 from insitu.kernels.passes import lower
+from insitu.kernels.sampling import num_mask_words
 from insitu.models.kv_cache import kv_layout
 from insitu.models.sampling_defaults import SamplingDefaults
 from insitu.sampling_params import SamplingParams
@@ -316,6 +317,9 @@ class _Planner:
     def _fixed_bytes(self, sizes: NativeSizes) -> int:
         return sum(item.at_most_bytes for item in self._items(sizes) if item.name != "KV blocks")
 
+    def _mask_bytes(self) -> int:
+        return 4 * num_mask_words(self.model.spec.vocab_size) * self.max_num_seqs
+
     def _items(self, sizes: NativeSizes) -> tuple[PlanItem, ...]:
         num_further = max(0, self.model.spec.vocab_size - 50_000)
         python_bytes = PYTHON_BYTES + num_further * PYTHON_BYTES_PER_TOKEN
@@ -327,6 +331,7 @@ class _Planner:
             PlanItem("KV blocks", 0, sizes.kv_bytes),
             PlanItem("activations", 0, activation_bytes),
             PlanItem("logits", 0, sizes.logits_bytes),
+            PlanItem("token masks", 0, self._mask_bytes()),
             PlanItem("scratch", 0, sizes.scratch_bytes),
             PlanItem("Python", python_bytes, python_bytes),
             PlanItem("connections", 0, connections),

@@ -7,6 +7,7 @@ Always true: row order is schedule order; a sequence's rows depend on that seque
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -51,6 +52,14 @@ class Steps(Protocol):
         """Run a batch and choose a token for every logit row."""
         ...
 
+    def compute(self, batch: BatchArrays) -> None:
+        """Run a batch; ``choose`` comes next."""
+        ...
+
+    def choose(self, sampling: SamplingArrays) -> StepResult:
+        """Choose a token for every logit row of the batch just computed."""
+        ...
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy a KV block of every layer."""
         ...
@@ -71,12 +80,25 @@ class BatchRunner:
         self._native = native
         self._block_size = block_size
         self._sampling = SamplingRows(native.vocab_size)
+        self._masker = ThreadPoolExecutor(1, thread_name_prefix="insitu-masks")
 
     def run(self, scheduled: Items[Scheduled]) -> list[SampledToken | Exception | None]:
-        """One native call for the whole step."""
+        """One native call for the whole step; two where masks are filled while the first runs."""
         batch = batch_of(scheduled, self._block_size)
-        sampling = self._sampling.arrays(scheduled)
-        return self._sampling.sampled_tokens(scheduled, self._native.step(batch, sampling))
+        self._sampling.begin(scheduled)
+        if self._sampling.has_constraints:
+            result = self._choose_constrained(batch)
+        else:
+            result = self._native.step(batch, self._sampling.arrays())
+        return self._sampling.sampled_tokens(scheduled, result)
+
+    def _choose_constrained(self, batch: BatchArrays) -> StepResult:
+        arrays = self._masker.submit(self._sampling.arrays)
+        try:
+            self._native.compute(batch)
+        finally:
+            wait([arrays])
+        return self._native.choose(arrays.result())
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy the keys and values of a block."""
@@ -88,6 +110,7 @@ class BatchRunner:
 
     def close(self) -> None:
         """Close the native interpreter and let go of it, whoever still holds this runner."""
+        self._masker.shutdown()
         if hasattr(self, "_native"):
             self._native.close()
             del self._native

@@ -44,27 +44,35 @@ class SamplingRows:
         self._arrays = _arrays_of([], vocab_size)
         self._masks = TokenMasks(vocab_size)
         self._failures: dict[int, RequestFailed] = {}  # by row: what its constraint gave for a mask
+        self.has_constraints = False
 
-    def arrays(self, scheduled: Items[Scheduled]) -> SamplingArrays:
-        """One entry a share that has logits, in order."""
+    def begin(self, scheduled: Items[Scheduled]) -> None:
+        """Take in whose rows come: one a share that has logits, in order."""
         sequences = [item.sequence for item in scheduled if item.has_logits]
         if sequences != self._sequences:
             self._sequences, self._arrays = sequences, _arrays_of(sequences, self._vocab_size)
-        positions = [sequence.num_tokens for sequence in sequences]
-        masks, self._failures = self._masks.fill(sequences)
-        return replace(self._arrays, position=np.array(positions, np.uint32), masks=masks)
+            self.has_constraints = any(one.constraint is not None for one in sequences)
+
+    def arrays(self) -> SamplingArrays:
+        """One entry a row; where rows have constraints, these fill their masks."""
+        positions = [sequence.num_tokens for sequence in self._sequences]
+        arrays = replace(self._arrays, position=np.array(positions, np.uint32))
+        if not self.has_constraints:
+            return arrays
+        masks, self._failures = self._masks.fill(self._sequences)
+        return replace(arrays, masks=masks)
 
     def sampled_tokens(
         self, scheduled: Items[Scheduled], result: StepResult
     ) -> list[SampledToken | Exception | None]:
-        """What each share of the step that ``arrays`` was for sampled, or its own failure."""
+        """What each share sampled of what ``arrays`` asked for, or its own failure."""
         answer: list[SampledToken | Exception | None] = []
         row = 0
         for item in scheduled:
             if not item.has_logits:
                 answer.append(None)
                 continue
-            failure = self._failures.get(row)
+            failure = self._failures.get(row) if self.has_constraints else None
             answer.append(failure or _chosen(item.sequence, result, row))
             row += 1
         return answer

@@ -276,6 +276,16 @@ class Native:
         self._executor.step(arrays, wanted, result.as_tuple())
         return result
 
+    def compute(self, batch: BatchArrays) -> None:
+        """Run the batch; ``choose`` comes next."""
+        self._executor.compute(_batch_tuple(batch))
+
+    def choose(self, sampling: SamplingArrays) -> StepResult:
+        """Choose a token for every logit row of the batch just computed."""
+        result = StepResult.empty(len(sampling.num_logprobs), sampling)
+        self._executor.choose(wanted_tuple(sampling, self.vocab_size), result.as_tuple())
+        return result
+
     def start_profile(self) -> None:
         """Measure every operator from now on (two clock readings each); what was is forgotten."""
         self._executor.start_profile()

@@ -175,6 +175,7 @@ class TextGenerator:
             top_k=int(chosen["top_k"]) or None,
             top_p=chosen["top_p"],
             min_p=chosen["min_p"],
+            constraint=prepared.constraint,
             stop_ids=stop_ids,
             num_logprobs=sampling.logprobs,
             num_choices=sampling.n,

@@ -147,7 +147,8 @@ class Prepared:
     """A request turned into ids and ready to run; ``max_tokens`` and ``seed`` are resolved.
 
     ``prepare_s`` is the part of the request's ``timeout_s`` that is already spent. ``is_thinking``:
-    the prompt ends where the model is to reason. ``constraint`` narrows what may be sampled.
+    the prompt ends where the model is to reason, for at most ``max_reasoning_tokens``.
+    ``constraint`` narrows what may be sampled.
     """
 
     request: Request
@@ -158,6 +159,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     prepare_s: float = 0.0
     is_thinking: bool = False
+    max_reasoning_tokens: int | None = None
     constraint: TokenConstraint | None = None
 
     @property

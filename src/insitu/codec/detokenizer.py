@@ -14,8 +14,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from insitu.codec.stops import StopScan
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from insitu.types import ToolCallPiece
 
 
 class TokenSpelling(Protocol):
@@ -37,11 +41,16 @@ class TokenSpelling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Token ``index`` of the completion, with the characters that its last byte completed."""
+    """Token ``index`` of the completion, with the characters that its last byte completed.
+
+    ``text`` is content; reasoning and calls are given by ``AnswerText`` only.
+    """
 
     index: int
     token_id: int
     text: str
+    reasoning: str = ""
+    calls: tuple[ToolCallPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +90,24 @@ class Detokenizer:
         *,
         show_control: bool = False,
         begins_text: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._show_control = show_control
+        self._shown_ids = shown_ids
         # A space that is not the text's: taken from its first token, once.
         self._has_dummy_space = begins_text and tokenizer.has_dummy_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._finders = [_StopFinder(text) for text in dict.fromkeys(stop)]
+        self._scan = StopScan(stop)
         self._held: deque[_Held] = deque()
         self._num_tokens = 0
         self._num_chars = 0
-        self._best: StopMatch | None = None
         self._stopped: StopMatch | None = None
+
+    # As for ``AnswerText``: here all is content.
+    num_complete_calls = 0
+    num_reasoning_tokens = 0
+    has_reasoned = False
 
     @property
     def stopped(self) -> StopMatch | None:
@@ -104,7 +119,7 @@ class Detokenizer:
         if self._stopped:
             return []
         is_control = self._tokenizer.is_control(token_id)
-        is_shown = self._show_control or not is_control
+        is_shown = self._show_control or token_id in self._shown_ids or not is_control
         raw = self._tokenizer.token_bytes(token_id) if is_shown else b""
         if self._has_dummy_space and raw and not is_control:
             raw = raw.removeprefix(b" ")
@@ -114,7 +129,7 @@ class Detokenizer:
         # A character begun and not complete will be exactly one, itself or U+FFFD.
         is_inside = bool(raw) and bool(self._utf8.getstate()[0])
         index, self._num_tokens = self._num_tokens, self._num_tokens + 1
-        self._take(text, index)
+        self._take(text)
         end = self._num_chars + is_inside
         self._held.append(_Held(index, token_id, start, end, text))
         return self._release(is_final=False)
@@ -126,35 +141,25 @@ class Detokenizer:
         text = self._utf8.decode(b"", final=True)
         if text and self._held:
             last = self._held.pop()
-            self._take(text, last.index)
+            self._take(text)
             held = _Held(last.index, last.token_id, last.start, self._num_chars, last.text + text)
             self._held.append(held)
         return self._release(is_final=True)
 
-    def _take(self, text: str, index: int) -> None:
-        for finder in self._finders:
-            for end in finder.ends(text):
-                cut = self._num_chars + end - len(finder.text)
-                best = self._best
-                if (
-                    best is None
-                    or cut < best.cut
-                    or (cut == best.cut and len(finder.text) > len(best.stop))
-                ):
-                    self._best = StopMatch(finder.text, index, cut)
+    def _take(self, text: str) -> None:
+        self._scan.push(text)
         self._num_chars += len(text)
 
     def _release(self, *, is_final: bool) -> list[Released]:
-        possible = [self._num_chars - finder.num_matched for finder in self._finders]
-        best = self._best
-        if best and (is_final or all(start >= best.cut for start in possible)):
-            self._stopped = best
-            return self._cut(best.cut)
-        certain = self._num_chars if is_final or not possible else min(possible)
-        if best:
-            certain = min(certain, best.cut)
+        if is_final:
+            self._scan.finish()
+        found = self._scan.found
+        if found is not None:
+            index = next(held.index for held in self._held if held.end >= found.end)
+            self._stopped = StopMatch(found.stop, index, found.start)
+            return self._cut(found.start)
         released = []
-        while self._held and self._held[0].end <= certain:
+        while self._held and self._held[0].end <= self._scan.num_certain:
             held = self._held.popleft()
             released.append(Released(held.index, held.token_id, held.text))
         return released
@@ -169,38 +174,3 @@ class Detokenizer:
             released.append(Released(held.index, held.token_id, text))
         self._held.clear()
         return released
-
-
-class _StopFinder:
-    """Finds one stop string in text that comes in pieces, in time linear in the text.
-
-    ``num_matched``: how many characters at the end of the text begin the stop string.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.num_matched = 0
-        # borders[i]: the longest proper border of text[:i + 1] (Knuth, Morris, Pratt).
-        self._borders = [0] * len(text)
-        length = 0
-        for index in range(1, len(text)):
-            while length and text[index] != text[length]:
-                length = self._borders[length - 1]
-            length += text[index] == text[length]
-            self._borders[index] = length
-
-    def ends(self, piece: str) -> list[int]:
-        """Where in the piece the stop string ends (counted after its last character)."""
-        found = []
-        text, borders, length = self.text, self._borders, self.num_matched
-        for index, character in enumerate(piece):
-            if not length and character != text[0]:
-                continue
-            while length and character != text[length]:
-                length = borders[length - 1]
-            length += character == text[length]
-            if length == len(text):
-                found.append(index + 1)
-                length = borders[length - 1]
-        self.num_matched = length
-        return found

@@ -1,6 +1,6 @@
-"""From sampled ids to deltas, choice by choice: text, stop strings, log-probabilities, usage.
+"""From sampled ids to deltas, choice by choice: text, calls, log-probabilities, usage.
 
-Not here: making ids (``engine``) or whole characters (``codec``).
+Not here: making ids (``engine``), whole characters or stop strings (``codec``).
 
 Always true: joined deltas are the same however they were cut. Text ends before the stop string or
 end id. ``usage`` counts every token up to and including the one that ended the choice: an end id is
@@ -13,12 +13,13 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from insitu.codec.detokenizer import Detokenizer
-from insitu.types import Delta, FinishReason, TokenLogprob, Usage
+from insitu.llm.speaking import PLAIN, reader_of
+from insitu.types import Delta, FinishReason, ReasoningFinish, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from insitu.codec.answer_text import Speech
     from insitu.codec.detokenizer import Released
     from insitu.codec.tokenizer import Tokenizer
     from insitu.engine.sequence import Output, SampledToken
@@ -28,9 +29,13 @@ if TYPE_CHECKING:
 class Answers:
     """Takes the outputs of all choices of a request."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, prepared: Prepared, tokenizer: Tokenizer, speech: Speech = PLAIN
+    ) -> None:
         num_choices = prepared.request.sampling.n
-        self._answers = [Answer(prepared, tokenizer, index) for index in range(num_choices)]
+        self._answers = [
+            Answer(prepared, tokenizer, index, speech=speech) for index in range(num_choices)
+        ]
         self._num_left = num_choices
 
     @property
@@ -51,17 +56,15 @@ class Answers:
 class Answer:
     """Takes a choice's outputs in order."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, index: int = 0) -> None:
+    def __init__(
+        self, prepared: Prepared, tokenizer: Tokenizer, index: int = 0, *, speech: Speech = PLAIN
+    ) -> None:
         self._index = index
         self._num_cached_tokens = 0
         self._tokenizer = tokenizer
         self._num_prompt_tokens = prepared.num_prompt_tokens
-        # A raw prompt's text goes on; an answer to messages is a text of its own.
-        prompt_end = prepared.prompt_ids[-1]
-        begins_text = prepared.request.messages is not None or tokenizer.is_control(prompt_end)
-        self._detokenizer = Detokenizer(
-            tokenizer, prepared.request.sampling.stop, begins_text=begins_text
-        )
+        self._max_reasoning_tokens = prepared.max_reasoning_tokens
+        self._reader = reader_of(prepared, tokenizer, speech, index)
         # Sampled, their text not yet released.
         self._held: deque[SampledToken] = deque()
         self._num_tokens = 0
@@ -79,11 +82,11 @@ class Answer:
         self._held.append(output.token)
         ends_by_id = output.finish_reason is FinishReason.STOP
         # An end id has no text to look for stop strings in.
-        released = [] if ends_by_id else self._detokenizer.push(output.token.token_id)
+        released = [] if ends_by_id else self._reader.push(output.token.token_id)
         if output.finish_reason is not None:
-            released += self._detokenizer.finish()
-        if self._detokenizer.stopped is not None:
-            num_tokens = self._detokenizer.stopped.token_index + 1
+            released += self._reader.finish()
+        if self._reader.stopped is not None:
+            num_tokens = self._reader.stopped.token_index + 1
             return self._last(released, FinishReason.STOP, num_tokens)
         if output.finish_reason is not None:
             end = [self._held.pop()] if ends_by_id else []
@@ -98,8 +101,17 @@ class Answer:
         end: Sequence[SampledToken] = (),
     ) -> Delta:
         self.is_finished = True
-        usage = Usage(self._num_prompt_tokens, num_tokens, self._num_cached_tokens)
-        return replace(self._delta(released, end), finish_reason=reason, usage=usage)
+        reader, ended = self._reader, None
+        num_reasoning = reader.num_reasoning_tokens
+        usage = Usage(self._num_prompt_tokens, num_tokens, self._num_cached_tokens, num_reasoning)
+        if reader.has_reasoned:
+            most = self._max_reasoning_tokens
+            is_spent = most is not None and num_reasoning >= most
+            ended = ReasoningFinish.BUDGET if is_spent else ReasoningFinish.NATURAL
+        if reason is FinishReason.STOP and reader.num_complete_calls:
+            reason = FinishReason.TOOL_CALLS
+        delta = self._delta(released, end)
+        return replace(delta, finish_reason=reason, usage=usage, reasoning_finish=ended)
 
     def _delta(self, released: list[Released], end: Sequence[SampledToken] = ()) -> Delta:
         """The tokens whose text is certain, then an end id, which shows as nothing."""
@@ -117,6 +129,8 @@ class Answer:
             token_ids=tuple(token.token_id for token in (*tokens, *end)),
             content="".join(one.text for one in released),
             logprobs=tuple(logprobs),
+            reasoning="".join(one.reasoning for one in released),
+            tool_calls=tuple(piece for one in released for piece in one.calls),
         )
 
     def _logprob(self, token: SampledToken, logprob: float) -> TokenLogprob:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from insitu.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from insitu.measures import EngineStats
 
@@ -55,7 +55,7 @@ class ReasoningFinish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call an assistant message made earlier: its id, the tool's name, arguments as JSON text."""
+    """A call an assistant message made: its id, the tool's name, arguments as JSON text."""
 
     id: str
     name: str
@@ -235,6 +235,16 @@ class Delta:
     reasoning_finish: ReasoningFinish | None = None
 
 
+def joined_calls(deltas: Iterable[Delta]) -> tuple[ToolCall, ...]:
+    """The calls that one choice's deltas hold in pieces."""
+    calls: dict[int, ToolCall] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        begun = calls.get(piece.index, ToolCall(piece.id or "", piece.name or "", ""))
+        arguments = begun.arguments + piece.arguments
+        calls[piece.index] = ToolCall(begun.id, begun.name, arguments)
+    return tuple(calls.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks: a tenant's name (never a key), or None where no keys are in use."""
@@ -264,11 +274,15 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """Ids of a prompt and, for a chat, the text its template rendered."""
+    """Ids of a prompt and, for a chat, the text its template rendered.
+
+    ``is_thinking``: the prompt ends where the model is to reason.
+    """
 
     token_ids: tuple[int, ...]
     prompt_text: str | None = None
     warnings: tuple[str, ...] = ()
+    is_thinking: bool = False
 
 
 class Generator(Protocol):

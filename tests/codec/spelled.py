@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from insitu.codec.answer_text import AnswerText, Speech
 from insitu.codec.calls import Calls
-from insitu.codec.detokenizer import Released
-from insitu.codec.reasoning import ReasoningSigns
-from insitu.codec.tools import CallFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from insitu.codec.detokenizer import Released
+    from insitu.codec.reasoning import ReasoningSigns
+    from insitu.codec.tools import CallFormat
 
 
 @dataclass
@@ -81,7 +86,7 @@ def read(
     spelled = Spelled(frozenset(controls))
     ids = spelled.ids(pieces)
     sign_ids = frozenset(one for one in ids if spelled.is_control(one))
-    calls = Calls(dict.fromkeys(tools, {}), lambda index: f"id{index}", most) if tools else None
+    calls = Calls({name: {} for name in tools}, lambda index: f"id{index}", most) if tools else None
     speech = Speech(signs, written, sign_ids)
     text = AnswerText(spelled, speech, stop, is_thinking=is_thinking, calls=calls)
     answer = Answer()
@@ -99,4 +104,4 @@ def read(
 def cuts(text: str, at: Sequence[int]) -> list[str]:
     """A text cut at some places."""
     places = sorted({0, *at, len(text)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(places)]

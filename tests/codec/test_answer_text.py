@@ -12,7 +12,7 @@ from insitu.codec.reasoning import signs_named
 from insitu.codec.tools import FORMATS, format_named
 
 THINK = signs_named("think")
-ONE = {"city": "Zürich, \"old\" town }", "days": 3, "deep": {"a": [1, {"b": None}]}}
+ONE = {"city": 'Zürich, "old" town }', "days": 3, "deep": {"a": [1, {"b": None}]}}
 COMPACT = json.dumps(ONE, separators=(",", ":"), ensure_ascii=False)
 SPACED = json.dumps(ONE, indent=1)
 
@@ -42,7 +42,9 @@ WRITTEN = {
         "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\nDone."
     ),
     "llama3": (
-        '{"name": "weather", "parameters": ' + SPACED + '}; {"name": "now", "parameters": {}}\nDone.'
+        '{"name": "weather", "parameters": '
+        + SPACED
+        + '}; {"name": "now", "parameters": {}}\nDone.'
     ),
     "pythonic": "[" + python_call("weather", ONE) + ", now()]\nDone.",
     "gemma": "Let me look.\n```tool_code\n[" + python_call("weather", ONE) + ", now()]\n```\nDone.",
@@ -76,7 +78,7 @@ def test_calls_are_the_same_wherever_the_text_is_cut(name: str) -> None:
     assert parse(list(text)) == whole
     for at in range(1, len(text)):
         assert parse([text[:at], text[at:]]) == whole, at
-    draw = random.Random(5)
+    draw = random.Random(5)  # noqa: S311
     for _ in range(60):
         places = draw.sample(range(1, len(text)), draw.randint(2, 20))
         assert parse(cuts(text, places)) == whole, places
@@ -140,11 +142,15 @@ def test_arguments_as_a_string_are_the_object_they_hold() -> None:
 
 
 def test_a_call_cut_inside_its_arguments_is_not_complete() -> None:
-    text = '<tool_call>{"name": "now", "arguments": {}}</tool_call><tool_call>{"name": "now", "argum'
+    text = (
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call><tool_call>{"name": "now", "argum'
+    )
     answer = read(list(text), written=format_named("hermes"), tools=("now",))
     assert answer.num_complete_calls == 1
     assert len(answer.calls) == 1
-    answer = read(list(text[: text.index("{}") + 1]), written=format_named("hermes"), tools=("now",))
+    answer = read(
+        list(text[: text.index("{}") + 1]), written=format_named("hermes"), tools=("now",)
+    )
     assert (answer.num_complete_calls, len(answer.calls)) == (0, 1)
 
 
@@ -176,7 +182,7 @@ def test_one_call_at_most_ends_the_answer() -> None:
 def test_reasoning_is_what_an_answer_begins_with(
     text: str, is_thinking: bool, reasoning: str, content: str
 ) -> None:
-    draw = random.Random(7)
+    draw = random.Random(7)  # noqa: S311
     ways = [[text], list(text)]
     ways += [cuts(text, draw.sample(range(len(text)), min(3, len(text)))) for _ in range(20)]
     for pieces in ways:
@@ -210,8 +216,9 @@ def test_a_call_within_reasoning_is_none() -> None:
 
 
 def test_stop_strings_are_looked_for_in_content_alone() -> None:
-    text = '<think>a STOP b</think>c<tool_call>{"name":"now","arguments":{"x":"STOP"}}</tool_call>d STOP e'
-    draw = random.Random(3)
+    call = '<tool_call>{"name":"now","arguments":{"x":"STOP"}}</tool_call>'
+    text = f"<think>a STOP b</think>c{call}d STOP e"
+    draw = random.Random(3)  # noqa: S311
     ways = [[text], list(text), *(cuts(text, draw.sample(range(len(text)), 9)) for _ in range(40))]
     for pieces in ways:
         answer = read(

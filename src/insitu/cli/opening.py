@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from insitu.settings.fields import ENGINE_FIELDS
+from insitu.settings.fields import ANSWER_FIELDS, ENGINE_FIELDS
 
 if TYPE_CHECKING:
     from insitu.llm.text_generator import TextGenerator
@@ -56,6 +56,7 @@ def open_generator(located: Located, settings: Settings) -> TextGenerator:
     """Load a model: the generator that answers for it."""
     from insitu.engine.loop import tune_process
     from insitu.llm.build import build
+    from insitu.llm.guiding import Answering
 
     tune_process()
     name = settings.served_model_name or located.name
@@ -66,5 +67,6 @@ def open_generator(located: Located, settings: Settings) -> TextGenerator:
         aliases=aliases,
         max_num_waiting=settings.max_num_waiting,
         step_timeout_s=settings.step_timeout_s,
+        answering=Answering(**{name: getattr(settings, name) for name in ANSWER_FIELDS}),
         **engine_values(settings),
     )

@@ -14,8 +14,6 @@ from insitu.codec.pythonic import calls_of
 from insitu.codec.reading import SPACE, follows, skip, until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from insitu.codec.calls import Calls
     from insitu.codec.reading import Reader, Source
 
@@ -162,7 +160,7 @@ def _read_python(source: Source, calls: Calls, ends: tuple[str, ...]) -> Reader[
         if found is None:
             break
         text += found[0] + ("]" if found[1] == "]" else "")
-        made: list[tuple[str, Mapping[str, Any]]] | None = calls_of(text)
+        made = calls_of(text)
         if made is not None:
             if not all(name in calls.tools for name, _ in made):
                 break

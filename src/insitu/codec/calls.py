@@ -97,29 +97,43 @@ def read_object(source: Source, calls: Calls) -> Reader[None]:
     """
     if not (yield from follows(source, "{")):
         raise NotACall
-    name, early, has_begun = None, "{}", False
-    while True:
-        field = yield from key(source, MAX_HELD_CHARS)
-        if field is None:
-            break
-        if field in NAME_KEYS and name is None and source.text[source.at] == '"':
-            name = decoded((yield from whole_value(source, MAX_HELD_CHARS)))
-        elif field in ARGUMENT_KEYS and name is not None and source.text[source.at] == "{":
-            yield calls.begin(source, name)
-            has_begun = True
-            yield from read_arguments(source, calls)
-        elif field in ARGUMENT_KEYS and not has_begun:
-            early = _arguments((yield from whole_value(source, MAX_HELD_CHARS)))
-        elif (yield from whole_value(source, MAX_HELD_CHARS)) is None:
+    seen = _Seen()
+    while (field := (yield from key(source, MAX_HELD_CHARS))) is not None:
+        if not (yield from _read_field(source, calls, field, seen)):
             break
         yield from skip(source)
         if not (yield from follows(source, ",")):
             break
     is_closed = yield from follows(source, "}")
-    if not has_begun:
-        if name is None or not is_closed:
+    if not seen.has_begun:
+        if seen.name is None or not is_closed:
             raise NotACall
-        yield from calls.whole(source, name, early)
+        yield from calls.whole(source, seen.name, seen.arguments)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a call before it begins."""
+
+    name: str | None = None
+    arguments: str = "{}"
+    has_begun: bool = False
+
+
+def _read_field(source: Source, calls: Calls, field: str, seen: _Seen) -> Reader[bool]:
+    """A field's value; False where it was cut or too long."""
+    first = source.text[source.at]
+    if field in ARGUMENT_KEYS and seen.name is not None and first == "{":
+        yield calls.begin(source, seen.name)
+        seen.has_begun = True
+        yield from read_arguments(source, calls)
+        return True
+    value = yield from whole_value(source, MAX_HELD_CHARS)
+    if field in NAME_KEYS and seen.name is None and first == '"':
+        seen.name = decoded(value)
+    elif field in ARGUMENT_KEYS and not seen.has_begun:
+        seen.arguments = _arguments(value)
+    return value is not None
 
 
 def _arguments(text: str | None) -> str:

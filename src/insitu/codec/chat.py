@@ -82,6 +82,16 @@ class ChatTemplate:
         """Whether the model file has a chat template."""
         return self._template is not None
 
+    @property
+    def source(self) -> str:
+        """The template's own text; empty without one."""
+        return "" if self._template is None else self._template.source
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads."""
+        return frozenset() if self._template is None else self._template.variables
+
     def render(
         self,
         messages: Sequence[Message],

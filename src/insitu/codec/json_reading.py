@@ -1,19 +1,20 @@
 """JSON values in text that comes in pieces, as the model wrote them.
 
 Not here: what the values mean. Always true: a value's text is handed on unchanged, to the
-character; only its end is looked for, not its validity (strings, and brackets that match in number).
+character; only its end is looked for (by strings and the number of brackets), not its validity.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from insitu.codec.reading import SPACE, skip
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from insitu.codec.reading import Reader, Source
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
@@ -132,4 +133,3 @@ def is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
-

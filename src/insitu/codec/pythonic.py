@@ -52,7 +52,9 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_literal(one) for one in node.elts]
     if isinstance(node, ast.Dict):
-        return {_key(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}
+        return {
+            _key(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)
+        }
     if isinstance(node, ast.Name) and node.id in _NAMES:
         return _NAMES[node.id]
     value = ast.literal_eval(node)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from insitu.types import ToolCallPiece
+if TYPE_CHECKING:
+    from insitu.types import ToolCallPiece
 
 SPACE = " \t\r\n"
 

@@ -55,9 +55,9 @@ KNOWN = (
 NAMES = (*(signs.name for signs in KNOWN), _CHANNELS.name)
 
 
-def signs_named(name: str) -> ReasoningSigns:
-    """Signs by the name a flag may give."""
-    return next(signs for signs in (*KNOWN, _CHANNELS) if signs.name == name)
+def signs_named(name: str) -> ReasoningSigns | None:
+    """Signs by the name a flag may give; None for ``none``."""
+    return next((signs for signs in (*KNOWN, _CHANNELS) if signs.name == name), None)
 
 
 def signs_of(template: str) -> ReasoningSigns | None:

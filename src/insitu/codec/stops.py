@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class StopScan:
 
     def _look(self, text: str) -> None:
         for finder in self._finders:
-            for end in finder.ends(text):
-                end += self.num_chars
-                start, best = end - len(finder.text), self._best
+            for place in finder.ends(text):
+                end, best = self.num_chars + place, self._best
+                start = end - len(finder.text)
                 if (
                     best is None
                     or start < best.start

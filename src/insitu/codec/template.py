@@ -98,6 +98,7 @@ class Template:
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise UnsupportedTemplate(f"is longer than {MAX_TEMPLATE_CHARS} characters")
+        self.source = source
         environment = Environment(  # noqa: S701 - a prompt is not HTML
             trim_blocks=True, lstrip_blocks=True, extensions=[loop_controls, _Generation]
         )

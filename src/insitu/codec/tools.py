@@ -84,9 +84,9 @@ _MARKS = {
 }
 
 
-def format_named(name: str) -> CallFormat:
-    """A format by the name a flag may give."""
-    return next(one for one in FORMATS if one.name == name)
+def format_named(name: str) -> CallFormat | None:
+    """A format by the name a flag may give; None for ``none``."""
+    return next((one for one in FORMATS if one.name == name), None)
 
 
 def format_of(template: str) -> CallFormat | None:

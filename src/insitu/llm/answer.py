@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 class Answers:
     """Takes the outputs of all choices of a request."""
 
-    def __init__(
-        self, prepared: Prepared, tokenizer: Tokenizer, speech: Speech = PLAIN
-    ) -> None:
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, speech: Speech = PLAIN) -> None:
         num_choices = prepared.request.sampling.n
         self._answers = [
             Answer(prepared, tokenizer, index, speech=speech) for index in range(num_choices)

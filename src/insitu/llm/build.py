@@ -17,6 +17,7 @@ from insitu.codec.tokenizer import load_tokenizer
 from insitu.engine.loop import STEP_TIMEOUT_S
 from insitu.engine.plan import Plan, Wanted, make_plan
 from insitu.engine.start import start_engine
+from insitu.llm.guiding import DEFAULT_ANSWERING, Answering, guiding_of
 from insitu.llm.preparing import Preparer
 from insitu.llm.text_generator import TextGenerator
 from insitu.models.load import LoadedModel, load_model
@@ -61,6 +62,7 @@ def build(
     aliases: tuple[str, ...] = (),
     max_num_waiting: int = MAX_NUM_WAITING,
     step_timeout_s: float = STEP_TIMEOUT_S,
+    answering: Answering = DEFAULT_ANSWERING,
     **settings: Any,
 ) -> TextGenerator:
     """Load a model and start its engine; errors name the file, the field or the setting.
@@ -96,6 +98,7 @@ def build(
         vocab_size=model.spec.vocab_size,
         max_model_len=made.max_model_len,
         sampling_defaults=made.sampling_defaults,
+        guiding=guiding_of(tokenizer, template, answering),
     )
     has_prefix_cache = wanted.prefix_caching == "on"
     return TextGenerator(loop, preparer, lambda: card, made, has_prefix_cache=has_prefix_cache)

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from insitu.engine.plan import Wanted
-from insitu.llm.answer import Answers
 from insitu.llm.arguments import mappings_of, messages_of, params_of_each, prompts_of
 from insitu.llm.build import build
-from insitu.types import Delta, FinishReason, Request
+from insitu.types import Delta, FinishReason, ReasoningFinish, Request, ToolCall, joined_calls
 from insitu.weights.catalogue import SHIPPED
 from insitu.weights.locate import default_models_dir, resolve
 
@@ -49,6 +48,9 @@ class Completion:
     prompt_ids: tuple[int, ...]
     warnings: tuple[str, ...] = ()
     index: int = 0
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning_finish: ReasoningFinish | None = None
 
 
 class LLM:
@@ -148,9 +150,7 @@ class LLM:
     def _run(self, requests: Sequence[Request]) -> list[Completion]:
         generator = self._generator
         prepared = [generator.preparer.prepare(request) for request in requests]
-        answers = {
-            one.request.request_id: Answers(one, generator.preparer.tokenizer) for one in prepared
-        }
+        answers = {one.request.request_id: generator.answers(one) for one in prepared}
         deltas: dict[str, list[Delta]] = {request_id: [] for request_id in answers}
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         left = set(answers)
@@ -192,4 +192,7 @@ def _completion(prepared: Prepared, index: int, of_all: list[Delta]) -> Completi
         prompt_ids=prepared.prompt_ids,
         warnings=prepared.warnings,
         index=index,
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=joined_calls(deltas),
+        reasoning_finish=last.reasoning_finish,
     )

@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from insitu.llm.guiding import Guiding
 from insitu.refusal import Refusal
 from insitu.types import Prepared, Tokenized
 
@@ -34,11 +35,13 @@ class Preparer:
     vocab_size: int
     max_model_len: int
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    guiding: Guiding = field(default_factory=Guiding)
 
     def prepare(self, request: Request) -> Prepared:
         """Ids, with ``max_tokens`` and ``seed`` resolved."""
         sampling = request.sampling
         self._require_ids("stop_token_ids", sampling.stop_token_ids)
+        self.guiding.require(request)
         tokenized = self.tokenize(request)
         max_tokens = self._max_tokens(request, len(tokenized.token_ids))
         return Prepared(
@@ -48,6 +51,8 @@ class Preparer:
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
             prompt_text=tokenized.prompt_text,
             warnings=tokenized.warnings,
+            is_thinking=tokenized.is_thinking,
+            max_reasoning_tokens=self.guiding.max_reasoning_tokens(request),
         )
 
     def tokenize(self, request: Request) -> Tokenized:
@@ -72,7 +77,8 @@ class Preparer:
     def _chat(self, request: Request) -> Tokenized:
         assert request.messages is not None
         _require_messages(request.messages)
-        values: dict[str, Any] = {"tools": request.tools, "kwargs": request.template_kwargs}
+        kwargs = self.guiding.template_kwargs(request, self.template.variables)
+        values: dict[str, Any] = {"tools": self.guiding.shown_tools(request), "kwargs": kwargs}
         typed = self.template.render(
             request.messages, add_generation_prompt=request.add_generation_prompt, **values
         )
@@ -83,7 +89,8 @@ class Preparer:
         self._require_possible(typed.text, "messages")
         token_ids = tuple(self.tokenizer.encode_typed(typed.pieces))
         self._require_rows("messages", token_ids)
-        return Tokenized(_not_empty(token_ids, "messages"), typed.text, warnings)
+        is_thinking = self.guiding.is_thinking(typed.pieces)
+        return Tokenized(_not_empty(token_ids, "messages"), typed.text, warnings, is_thinking)
 
     def _text(self, request: Request, text: str) -> Tokenized:
         self._require_possible(text, "prompt")

@@ -7,6 +7,7 @@ read so; a prompt's continuation is text, whatever it holds.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from insitu.codec.answer_text import AnswerText, Speech
 from insitu.codec.calls import Calls
 from insitu.codec.detokenizer import Detokenizer
+from insitu.refusal import Refusal
 
 if TYPE_CHECKING:
     from insitu.codec.reasoning import ReasoningSigns
@@ -40,16 +42,29 @@ def speech_of(
     return Speech(signs, written, frozenset(sign_ids))
 
 
-def tools_of(request: Request) -> dict[str, Any]:
+def functions_of(request: Request) -> list[tuple[str, Mapping[str, Any]]]:
+    """The request's tools by name, each with what else is said of it; refuses what is none."""
+    functions = []
+    for index, tool in enumerate(request.tools):
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            where = f"tools[{index}]"
+            message = f"{where} is no function with a name."
+            raise Refusal(message, param=where, code="invalid_value")
+        functions.append((name, function))
+    return functions
+
+
+def callable_tools(request: Request) -> dict[str, Any]:
     """Names of the tools that an answer may call, each with its parameters' schema."""
     choice = request.tool_choice
     if choice.mode == "none":
         return {}
-    functions = [tool["function"] for tool in request.tools]
     return {
-        one["name"]: one.get("parameters", {})
-        for one in functions
-        if choice.name in {None, one["name"]}
+        name: function.get("parameters") or {}
+        for name, function in functions_of(request)
+        if choice.name in {None, name}
     }
 
 
@@ -58,7 +73,7 @@ def reader_of(
 ) -> AnswerText | Detokenizer:
     """Who reads the tokens of choice ``index``."""
     request = prepared.request
-    tools = tools_of(request)
+    tools = callable_tools(request)
     is_plain = speech.signs is None and not (tools and speech.format)
     if request.messages is None or is_plain:
         return Detokenizer(tokenizer, request.sampling.stop)
@@ -73,7 +88,9 @@ def reader_of(
 
 def _call_id(prepared: Prepared, index: int, num_chars: int, call: int) -> str:
     """An id that no other call of a conversation has; the same prompt and seed give the same."""
-    made_from = array("q", prepared.prompt_ids).tobytes() + repr((prepared.seed, index, call)).encode()
+    made_from = (
+        array("q", prepared.prompt_ids).tobytes() + repr((prepared.seed, index, call)).encode()
+    )
     number = int.from_bytes(blake2b(made_from, digest_size=32).digest(), "little")
     letters = []
     for _ in range(num_chars):

@@ -76,7 +76,7 @@ class TextGenerator:
         """Yield deltas until every choice finished; closing the iterator aborts the request."""
         request_id, timeout_s = prepared.request.request_id, prepared.request.timeout_s
         inbox: asyncio.Queue[Output] = asyncio.Queue()
-        answers = Answers(prepared, self.preparer.tokenizer)
+        answers = self.answers(prepared)
         event_loop = asyncio.get_running_loop()
         self.submit(prepared, inbox.put_nowait, event_loop, caller)
         self._inboxes[request_id] = inbox
@@ -108,6 +108,11 @@ class TextGenerator:
     ) -> None:
         """Hand a prepared request to the engine; ``sink`` gets its outputs."""
         self._loop.submit(self._prompt(prepared, caller), sink, event_loop)
+
+    def answers(self, prepared: Prepared) -> Answers:
+        """Who makes deltas of a request's outputs."""
+        preparer = self.preparer
+        return Answers(prepared, preparer.tokenizer, preparer.guiding.speech)
 
     def forget(self, caller: Caller) -> None:
         """Wipe the keys and values that were kept for a tenant; blocks until it is done."""
@@ -180,8 +185,8 @@ class TextGenerator:
             num_logprobs=sampling.logprobs,
             num_choices=sampling.n,
             cache_salt=salt,
-            # What lies beyond a stop string is nobody's.
-            shares_output=not sampling.stop,
+            # What lies beyond a stop string, or the only call, is nobody's.
+            shares_output=not sampling.stop and request.tool_choice.is_parallel,
             priority=request.priority,
         )
 

@@ -107,7 +107,12 @@ def _require_finish(record: Record) -> None:
 
 def _usage(record: Record, prepared: Prepared) -> Usage:
     """What all choices together used; the prompt is counted once."""
-    return Usage(prepared.num_prompt_tokens, record.completion_tokens, record.cached_tokens)
+    return Usage(
+        prepared.num_prompt_tokens,
+        record.completion_tokens,
+        record.cached_tokens,
+        record.reasoning_tokens,
+    )
 
 
 def event(chunk: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from insitu.server.answer import answer, new_id, prepare
 from insitu.server.logprobs import chat_logprobs
 from insitu.server.service import read_wire, service_of
 from insitu.server.shape import Head, by_choice, head_of, usage_fields
+from insitu.types import joined_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from insitu.types import Delta, Usage
+    from insitu.types import Delta, ToolCallPiece, Usage
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -62,13 +63,17 @@ class ChatShape:
             notes = {}
 
     def chunks(self, delta: Delta) -> Iterable[dict[str, Any]]:
-        """A chunk for the text, and one for the finish."""
+        """A chunk for reasoning, for content and for calls, and one for the finish."""
         gained = self._gained([delta])
-        if delta.content or (delta.token_ids and delta.finish_reason is None):
-            yield self._chunk(delta.index, {"content": delta.content}, gained)
+        words = list(_words(delta))
+        if not words and delta.token_ids and delta.finish_reason is None:
+            words = [{"content": ""}]
+        for one in words:
+            yield self._chunk(delta.index, one, gained)
             gained = self._gained([])
         if delta.finish_reason is not None:
-            yield self._chunk(delta.index, {}, gained, delta.finish_reason.value)
+            end = {**gained, **_reasoning_end(delta)}
+            yield self._chunk(delta.index, {}, end, delta.finish_reason.value)
 
     def _chunk(
         self, index: int, delta: dict[str, Any], gained: dict[str, Any], finish: str | None = None
@@ -99,14 +104,61 @@ class ChatShape:
         return {**fields, "choices": choices, "usage": usage_fields(usage), **self._head.notes()}
 
     def _whole_choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
-        finish = next((one.finish_reason for one in deltas if one.finish_reason), None)
-        content = "".join(delta.content for delta in deltas)
+        last = next(one for one in deltas if one.finish_reason)
         gained = self._gained(deltas)
         if self._has_logprobs and gained["logprobs"] is None:
             gained["logprobs"] = {"content": [], "refusal": None}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
+            "message": _message(deltas),
             **gained,
-            "finish_reason": finish and finish.value,
+            **_reasoning_end(last),
+            "finish_reason": last.finish_reason and last.finish_reason.value,
         }
+
+
+def _message(deltas: list[Delta]) -> dict[str, Any]:
+    """What a choice said; reasoning and calls only where there are any."""
+    content = "".join(delta.content for delta in deltas)
+    reasoning = "".join(delta.reasoning for delta in deltas)
+    calls = joined_calls(deltas)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if calls and not content else content,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _words(delta: Delta) -> Iterable[dict[str, Any]]:
+    """What a delta says, in the order it was said."""
+    if delta.reasoning:
+        yield {"reasoning_content": delta.reasoning}
+    if delta.content:
+        yield {"content": delta.content}
+    if delta.tool_calls:
+        yield {"tool_calls": [_piece(piece) for piece in delta.tool_calls]}
+
+
+def _piece(piece: ToolCallPiece) -> dict[str, Any]:
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def _reasoning_end(last: Delta) -> dict[str, Any]:
+    """How reasoning ended, where there was any."""
+    end = last.reasoning_finish
+    return {} if end is None else {"reasoning_finish": end.value}

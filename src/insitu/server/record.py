@@ -89,6 +89,7 @@ class Record:
     prompt_tokens: int | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     ttft_s: float | None = None
     last_delta_s: float | None = None
     finish_reason: str | None = None
@@ -108,6 +109,7 @@ class Record:
         if delta.usage is not None:
             num_tokens = max(0, delta.usage.completion_tokens - choice.num_tokens)
             self.cached_tokens += delta.usage.cached_tokens
+            self.reasoning_tokens += delta.usage.reasoning_tokens
         choice.num_tokens += num_tokens
         self.completion_tokens += num_tokens
         self.metrics.note_tokens(num_tokens)

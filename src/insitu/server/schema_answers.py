@@ -38,6 +38,12 @@ class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Answer):
+    """What completion tokens were."""
+
+    reasoning_tokens: int
+
+
 class UsageAnswer(Answer):
     """Tokens counted."""
 
@@ -45,6 +51,7 @@ class UsageAnswer(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprob(Answer):
@@ -68,15 +75,34 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class FunctionCallAnswer(Answer):
+    """A tool's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(Answer):
+    """A call."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCallAnswer
+
+
 class ChatAnswerMessage(Answer):
-    """What the model said."""
+    """What the model said; content is null where it only called."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallAnswer] | None = None
 
 
 Finish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
+ReasoningEnd = Literal["natural", "budget"]
 
 
 class ChatChoice(Answer):
@@ -85,8 +111,9 @@ class ChatChoice(Answer):
     index: int
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
+    finish_reason: ChatFinish
     token_ids: list[int] | None = None
+    reasoning_finish: ReasoningEnd | None = None
 
 
 class _Head(Answer):
@@ -109,12 +136,30 @@ class ChatCompletion(_Whole):
     choices: list[ChatChoice]
 
 
+class FunctionPiece(Answer):
+    """What a call's function gained: its name once, then pieces of its arguments."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallPieceAnswer(Answer):
+    """What call ``index`` gained; the first piece has its id, type and name."""
+
+    index: int
+    function: FunctionPiece
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class ChatDelta(Answer):
     """What a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPieceAnswer] | None = None
 
 
 class ChatChunkChoice(Answer):
@@ -123,8 +168,9 @@ class ChatChunkChoice(Answer):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Finish | None
+    finish_reason: ChatFinish | None
     token_ids: list[int] | None = None
+    reasoning_finish: ReasoningEnd | None = None
 
 
 class _Chunk(_Head):

@@ -16,6 +16,7 @@ from insitu.sampling_params import SamplingParams
 from insitu.server.body import MAX_DEPTH
 from insitu.server.schema import Neutral, Wire
 from insitu.server.schema_sampling import NewTokens, Nothing, OnlyFalse, SamplingFields, requires
+from insitu.server.schema_tools import ToolFields
 from insitu.types import (
     RESERVED_TEMPLATE_NAMES,
     TEMPLATE_NAME,
@@ -184,7 +185,7 @@ class TextFormat(Wire):
     type: Literal["text"]
 
 
-class ChatCompletionRequest(SamplingFields, ChatFields):
+class ChatCompletionRequest(SamplingFields, ChatFields, ToolFields):
     """A chat to be continued by one answer."""
 
     model_config = ConfigDict(
@@ -213,17 +214,12 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Annotated[Literal["in_memory"] | None, Neutral('"in_memory"')] = None
-    parallel_tool_calls: bool | None = None
     response_format: Annotated[TextFormat | None, Neutral('{"type": "text"}')] = None
     modalities: Annotated[
         Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None,
         Neutral('["text"]'),
     ] = None
     verbosity: Annotated[Literal["medium"] | None, Neutral('"medium"')] = None
-    tools: Annotated[Annotated[list[Any], Field(max_length=0)] | None, Neutral("an empty list")] = (
-        None
-    )
-    tool_choice: Annotated[Literal["none"] | None, Neutral('"none"')] = None
     functions: Annotated[
         Annotated[list[Any], Field(max_length=0)] | None, Neutral("an empty list")
     ] = None
@@ -232,7 +228,6 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
     moderation: Nothing = None
     prediction: Nothing = None
     prompt_cache_options: Nothing = None
-    reasoning_effort: Nothing = None
     web_search_options: Nothing = None
 
     @property
@@ -261,6 +256,7 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
             priority=self.priority or 0,
             timeout_s=self.timeout,
             **self.chat_words(),
+            **self.tool_words(),
         )
 
 

@@ -103,6 +103,32 @@ class Settings:
     step_timeout_s: float = _setting(
         300.0, SECONDS, "A step that takes longer ends its requests with an error; 0: no limit."
     )
+    tool_parser: str = _setting(
+        "auto",
+        one_of(
+            "auto", "none", "deepseek", "gemma", "granite", "hermes", "llama3", "mistral",
+            "pythonic",
+        ),
+        "How tool calls are written; auto: as the chat template writes them.",
+    )  # fmt: skip
+    reasoning_parser: str = _setting(
+        "auto",
+        one_of(
+            "auto", "none", "think", "thinking", "brackets", "seed", "thought", "reasoning",
+            "channels",
+        ),
+        "Which signs stand around reasoning; auto: those of the chat template.",
+    )  # fmt: skip
+    default_reasoning_tokens: int | None = _setting(
+        None,
+        INTEGER(0, 2**31 - 1),
+        "Most tokens of reasoning for a request that does not say [default: no limit].",
+    )
+    max_reasoning_tokens: int | None = _setting(
+        None,
+        INTEGER(0, 2**31 - 1),
+        "Most tokens of reasoning that any request gets [default: no limit].",
+    )
     models_dir: Path | None = _setting(
         None, FOLDER, "Folder that pulled models live in [default: the user's cache folder]."
     )
@@ -116,6 +142,12 @@ class Settings:
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
 # What each command takes: names of fields. A field absent from all of them would be no flag at all.
 STORE_FIELDS = ("models_dir", "catalog")
+ANSWER_FIELDS = (
+    "tool_parser",
+    "reasoning_parser",
+    "default_reasoning_tokens",
+    "max_reasoning_tokens",
+)
 ENGINE_FIELDS = (
     "threads",
     "pin",

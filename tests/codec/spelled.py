@@ -23,6 +23,7 @@ class Spelled:
 
     controls: frozenset[str] = frozenset()
     pieces: list[str] = field(default_factory=list)
+    has_dummy_space: bool = False
 
     def ids(self, pieces: Sequence[str]) -> list[int]:
         """Tokens of pieces."""

@@ -67,6 +67,7 @@ class Guiding:
     def require(self, request: Request) -> None:
         """Refuse what this model cannot do."""
         self._require_tools(request)
+        _require_free(request)
         effort, most = request.reasoning.effort, self.most_reasoning_tokens
         if effort not in {None, "none"} and self.speech.signs is None:
             message = "This model does not reason: its chat template has no signs of it."
@@ -126,3 +127,15 @@ class Guiding:
             given = self.default_reasoning_tokens
         limits = [one for one in (given, self.most_reasoning_tokens) if one is not None]
         return min(limits, default=None)
+
+
+def _require_free(request: Request) -> None:
+    """Nothing narrows yet what may be sampled."""
+    for param, is_asked in (
+        ("tool_choice", request.tool_choice.mode == "required"),
+        ("max_reasoning_tokens", request.reasoning.max_tokens is not None),
+        ("reasoning_effort", request.reasoning.effort is not None),
+    ):
+        if is_asked:
+            message = f"{param} is not supported here."
+            raise Refusal(message, param=param, code="unsupported_parameter")

@@ -76,7 +76,9 @@ def reader_of(
     tools = callable_tools(request)
     is_plain = speech.signs is None and not (tools and speech.format)
     if request.messages is None or is_plain:
-        return Detokenizer(tokenizer, request.sampling.stop)
+        # A raw prompt's text goes on; an answer to messages is a text of its own.
+        begins_text = request.messages is not None or tokenizer.is_control(prepared.prompt_ids[-1])
+        return Detokenizer(tokenizer, request.sampling.stop, begins_text=begins_text)
     calls = None
     if tools and speech.format is not None:
         new_id = partial(_call_id, prepared, index, speech.format.id_chars)

@@ -24,6 +24,7 @@ VERBS = {
     "rm": ("models", "Delete a pulled model."),
     "plan": ("plan", "Show the memory a model needs, and the settings that change bits."),
     "bench": ("bench", "Measure a model against what this machine can do."),
+    "evaluate": ("evaluate", "Judge a model by a text, alone or against another."),
 }
 
 
@@ -147,6 +148,7 @@ _USER_ERRORS = (
     ("insitu.engine.plan", "PlanError"),
     ("insitu.kernels.native", "NativeError"),
     ("insitu.bench.errors", "BenchError"),
+    ("insitu.evaluate.errors", "EvaluateError"),
     ("insitu.server.run", "ListenError"),
 )
 

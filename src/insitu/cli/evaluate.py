@@ -13,10 +13,10 @@ import click
 
 from insitu.cli.bar import Counting
 from insitu.cli.flags import settings_flags
-from insitu.settings import STORE_FIELDS
+from insitu.settings.fields import STORE_FIELDS
 
 if TYPE_CHECKING:
-    from insitu.settings import Settings
+    from insitu.settings.fields import Settings
 
 _REFERENCE = "reference"
 _MOST_TOKENS = 2**20

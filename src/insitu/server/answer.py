@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from insitu.refusal import Refusal, RequestFailed
-from insitu.server.errors import ClientGone, JSONAnswer, as_refusal, error_body, json_bytes
+from insitu.server.errors import ClientGone, JSONAnswer, as_refusal
 from insitu.server.feed import Feed
 from insitu.server.record import Outcome, Record, record_of
 from insitu.server.service import service_of, unknown_model
 from insitu.types import Delta, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 _SETTLE_S = 0.5
 # A client that takes nothing in for so long has gone: what was made for it is not kept for ever.
 _READ_TIMEOUT_S = 60.0
-_DONE = b"data: [DONE]\n\n"
 
 
 def new_id(prefix: str) -> str:
@@ -41,8 +42,8 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
-async def prepare(request: Request, asked: Asked, *, limit: str = "max_tokens") -> Prepared:
-    """Turn what was asked into ids, noting its size; ``limit`` is the caller's max_tokens field."""
+async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -> Prepared:
+    """Turn what was asked into ids, noting its size; ``names``: the caller's, of our fields."""
     service = service_of(request)
     record = record_of(request.scope)
     record.generation_id = asked.request_id
@@ -52,12 +53,11 @@ async def prepare(request: Request, asked: Asked, *, limit: str = "max_tokens") 
     except Refusal as refusal:
         if refusal.status == 404:
             raise unknown_model() from refusal
-        if refusal.param == "max_tokens":
-            refusal.param = limit
+        refusal.param = names.get(refusal.param or "", refusal.param)
         raise
     record.model = service.generator.describe().name
-    record.prompt_tokens = prepared.num_prompt_tokens
-    return prepared
+    record.prompt_tokens = (record.prompt_tokens or 0) + prepared.num_prompt_tokens
+    return replace(prepared, warnings=(*record.warnings, *prepared.warnings))
 
 
 def _timed(asked: Asked, limit_s: float | None) -> Asked:
@@ -74,22 +74,29 @@ async def answer(
     request: Request, prepared: Prepared, shape: Shape, *, is_stream: bool
 ) -> Response:
     """Run a request; what is refused before its first byte keeps its HTTP status."""
-    service = service_of(request)
+    caller = record_of(request.scope).caller
+    deltas = service_of(request).generator.stream(prepared, caller)
+    return await send_deltas(request, deltas, shape, is_stream=is_stream)
+
+
+async def send_deltas(
+    request: Request, deltas: AsyncIterator[Delta], shape: Shape, *, is_stream: bool
+) -> Response:
+    """Take in what a request's prompts make; word it whole or as a stream."""
     record = record_of(request.scope)
-    deltas = service.generator.stream(prepared, record.caller)
-    feed = Feed(deltas, record, service.lifecycle)
+    feed = Feed(deltas, record, service_of(request).lifecycle)
     feed.open(request.receive)
     if not is_stream:
-        return JSONAnswer(await _collect(feed, record, prepared, shape))
+        return JSONAnswer(await _collect(feed, record, shape))
     try:
         await feed.settle(_SETTLE_S)
     except BaseException:
         await feed.close()
         raise
-    return EventStream(feed, record, prepared, shape)
+    return EventStream(feed, record, shape)
 
 
-async def _collect(feed: Feed, record: Record, prepared: Prepared, shape: Shape) -> dict[str, Any]:
+async def _collect(feed: Feed, record: Record, shape: Shape) -> dict[str, Any]:
     deltas: list[Delta] = []
     try:
         async for batch in feed.batches():
@@ -97,7 +104,7 @@ async def _collect(feed: Feed, record: Record, prepared: Prepared, shape: Shape)
     finally:
         await feed.close()
     _require_finish(record)
-    return shape.whole(deltas, _usage(record, prepared))
+    return shape.whole(deltas, _usage(record))
 
 
 def _require_finish(record: Record) -> None:
@@ -105,34 +112,28 @@ def _require_finish(record: Record) -> None:
         raise RequestFailed("The request ended without finishing.")
 
 
-def _usage(record: Record, prepared: Prepared) -> Usage:
+def _usage(record: Record) -> Usage:
     """What all choices together used; the prompt is counted once."""
     return Usage(
-        prepared.num_prompt_tokens,
+        record.prompt_tokens or 0,
         record.completion_tokens,
         record.cached_tokens,
         record.reasoning_tokens,
     )
 
 
-def event(chunk: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json_bytes(chunk) + b"\n\n"
-
-
 class EventStream(Response):
     """An answer as server-sent events; deltas that are ready together go out in one write."""
 
-    def __init__(self, feed: Feed, record: Record, prepared: Prepared, shape: Shape) -> None:
+    def __init__(self, feed: Feed, record: Record, shape: Shape) -> None:
         self.status_code = 200
         self.background = None
         self._feed = feed
         self._record = record
-        self._prepared = prepared
         self._shape = shape
         self.init_headers(
             {
-                "content-type": "text/event-stream; charset=utf-8",
+                "content-type": f"{shape.dialect.media_type}; charset=utf-8",
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
             }
@@ -160,24 +161,28 @@ class EventStream(Response):
         except Exception as error:
             self._record.note_error(error)
             self._record.outcome = self._record.outcome or Outcome.FAILED
-            last = event(error_body(as_refusal(error))) + _DONE
+            chunks = self._shape.failing(as_refusal(error))
             with contextlib.suppress(ClientGone):
-                await _write(send, [last], is_last=True)
+                await self._write(send, chunks, is_last=True)
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        await _write(send, [event(chunk) for chunk in self._shape.opening()])
+        await self._write(send, self._shape.opening())
         async for batch in self._feed.batches():
-            chunks = (chunk for delta in batch for chunk in self._shape.chunks(delta))
-            await _write(send, [event(chunk) for chunk in chunks])
+            await self._write(send, (one for delta in batch for one in self._shape.chunks(delta)))
         _require_finish(self._record)
-        out = []
-        if self._shape.has_usage_chunk:
-            usage = _usage(self._record, self._prepared)
-            out.append(event(self._shape.usage_chunk(usage)))
-        out.append(_DONE)
-        await _write(send, out, is_last=True)
+        usage = _usage(self._record)
+        await self._write(send, self._shape.closing(usage), is_last=True)
+
+    async def _write(
+        self, send: Send, chunks: Iterable[dict[str, Any]], *, is_last: bool = False
+    ) -> None:
+        dialect = self._shape.dialect
+        parts = [dialect.frame(chunk) for chunk in chunks]
+        if is_last:
+            parts.append(dialect.last)
+        await _write(send, parts, is_last=is_last)
 
 
 async def _write(send: Send, parts: list[bytes], *, is_last: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Read a bearer key from a request's headers and ask whose it is.
 
 Not here: keys or their hashes; the verifier is given. Always true: with a verifier every path but
-``OPEN_PATHS`` needs a key, those without a route included, so no spelling of a path gets round it.
+the open ones needs a key, those without a route included, so no spelling of a path gets round it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from insitu.refusal import Refusal
+from insitu.server.paths import Access, place_of
 from insitu.types import Caller
 
 if TYPE_CHECKING:
@@ -16,14 +17,12 @@ if TYPE_CHECKING:
 
     from insitu.server.options import Authenticate
 
-OPEN_PATHS = frozenset({"/health", "/health/ready", "/health/live"})
-
 
 def identify(
     headers: Sequence[tuple[bytes, bytes]], path: str, authenticate: Authenticate | None
 ) -> Caller:
     """Answer who asks, or refuse with 401."""
-    if authenticate is None or path in OPEN_PATHS:
+    if authenticate is None or place_of(path).access is Access.OPEN:
         return Caller()
     caller = authenticate(_bearer(headers))
     if caller is None:

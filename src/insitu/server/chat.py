@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from insitu.server.answer import answer, new_id, prepare
+from insitu.server.dialects import OPENAI
 from insitu.server.logprobs import chat_logprobs
 from insitu.server.service import read_wire, service_of
 from insitu.server.shape import Head, by_choice, head_of, usage_fields
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from insitu.refusal import Refusal
     from insitu.types import Delta, ToolCallPiece, Usage
 
 
@@ -30,7 +32,7 @@ async def create_chat_completion(request: Request) -> Response:
     service = service_of(request)
     wire = await read_wire(request, ChatCompletionRequest)
     asked = wire.to_request(new_id("chatcmpl"))
-    prepared = await prepare(request, asked, limit=wire.limit_field)
+    prepared = await prepare(request, asked, names={"max_tokens": wire.limit_field})
     head = head_of(
         service.generator.describe(),
         prepared,
@@ -44,14 +46,11 @@ async def create_chat_completion(request: Request) -> Response:
 class ChatShape:
     """Words a chat's answer."""
 
+    dialect = OPENAI
+
     def __init__(self, head: Head, *, has_logprobs: bool) -> None:
         self._head = head
         self._has_logprobs = has_logprobs
-
-    @property
-    def has_usage_chunk(self) -> bool:
-        """Whether a stream ends with a chunk that only counts."""
-        return self._head.has_usage
 
     def opening(self) -> Iterable[dict[str, Any]]:
         """For each choice the chunk that says who speaks; the first also carries the notes."""
@@ -91,10 +90,13 @@ class ChatShape:
             gained["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
         return gained
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The chunk that only counts."""
-        fields = self._head.fields("chat.completion.chunk")
-        return {**fields, "choices": [], "usage": usage_fields(usage)}
+    def closing(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        """The chunk that only counts, where it was asked for."""
+        return self._head.closing("chat.completion.chunk", usage)
+
+    def failing(self, refusal: Refusal) -> Iterable[dict[str, Any]]:
+        """The one event of a failure."""
+        return self._head.failing(refusal)
 
     def whole(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""

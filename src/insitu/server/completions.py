@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from insitu.server.answer import answer, new_id, prepare
+from insitu.server.dialects import OPENAI
 from insitu.server.logprobs import CompletionLogprobs
 from insitu.server.service import read_wire, service_of
 from insitu.server.shape import Head, by_choice, head_of, usage_fields
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from insitu.refusal import Refusal
     from insitu.types import Delta, Usage
 
 
@@ -30,7 +32,7 @@ async def create_completion(request: Request) -> Response:
 
     service = service_of(request)
     wire = await read_wire(request, CompletionRequest)
-    prepared = await prepare(request, wire.to_request(new_id("cmpl")))
+    prepared = await prepare(request, wire.to_request(new_id("cmpl")), names={})
     head = head_of(
         service.generator.describe(),
         prepared,
@@ -44,6 +46,8 @@ async def create_completion(request: Request) -> Response:
 class CompletionShape:
     """Words a text completion."""
 
+    dialect = OPENAI
+
     def __init__(self, head: Head, *, has_logprobs: bool) -> None:
         self._head = head
         self._has_notes = True
@@ -51,11 +55,6 @@ class CompletionShape:
             CompletionLogprobs(has_token_ids=head.has_token_ids) if has_logprobs else None
             for _ in range(head.num_choices)
         ]
-
-    @property
-    def has_usage_chunk(self) -> bool:
-        """Whether a stream ends with a chunk that only counts."""
-        return self._head.has_usage
 
     def opening(self) -> Iterable[dict[str, Any]]:
         """Nothing: a completion has no role."""
@@ -83,10 +82,13 @@ class CompletionShape:
             choice["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
         return choice
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The chunk that only counts."""
-        fields = self._head.fields("text_completion")
-        return {**fields, "choices": [], "usage": usage_fields(usage)}
+    def closing(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        """The chunk that only counts, where it was asked for."""
+        return self._head.closing("text_completion", usage)
+
+    def failing(self, refusal: Refusal) -> Iterable[dict[str, Any]]:
+        """The one event of a failure."""
+        return self._head.failing(refusal)
 
     def whole(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""

@@ -1,7 +1,7 @@
 """The first and last to see a request: record, guard, key, drain, and what nobody else caught.
 
 Not here: routes (``app``). Always true: every answer carries ``x-request-id``, every failure is
-JSON in OpenAI's shape, and every request is logged and counted once.
+JSON in its protocol's form, and every request is logged and counted once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from starlette.responses import Response
 
 from insitu.refusal import Refusal
 from insitu.server.auth import identify
-from insitu.server.errors import ClientGone, as_refusal, draining, error_answer
+from insitu.server.dialects import error_answer
+from insitu.server.errors import ClientGone, as_refusal, draining
 from insitu.server.guard import Guard, check_head, values_of
-from insitu.server.record import SCOPE_KEY, Cause, Record, request_id_from
+from insitu.server.paths import place_of
+from insitu.server.record import SCOPE_KEY, Cause, Record, record_of, request_id_from
 from insitu.server.service import unknown_model
 
 if TYPE_CHECKING:
@@ -23,19 +25,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from insitu.server.service import Service
-
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-_WORK_PATHS = GENERATION_PATHS | {"/v1/tokenize", "/v1/detokenize"}
-# Labels must not be the caller's to invent.
-_OTHER = "other"
-_KNOWN_PATHS = _WORK_PATHS | {
-    "/v1/models",
-    "/health",
-    "/health/live",
-    "/health/ready",
-    "/metrics",
-    "/openapi.json",
-}
 
 
 class Door:
@@ -55,16 +44,16 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
+        place = place_of(scope["path"])
         record = scope[SCOPE_KEY] = Record(
             request_id=request_id_from(scope["headers"]),
             method=scope["method"],
-            route=path if path in _KNOWN_PATHS else _OTHER,
+            route=place.template,
             metrics=self._service.metrics,
         )
-        is_generation = path in GENERATION_PATHS and scope["method"] == "POST"
+        is_generation = place.is_generation and scope["method"] == "POST"
         if is_generation:
-            self._service.metrics.note_received(path)
+            self._service.metrics.note_received(place.template)
         try:
             await self._answer(scope, receive, self._named(scope, record, send))
         except BaseException:
@@ -111,7 +100,7 @@ class Door:
             self._admit(scope)
             if self._is_preflight(scope):
                 await Response(status_code=204)(scope, receive, watched)
-            elif scope["path"] in _WORK_PATHS:
+            elif place_of(scope["path"]).is_work:
                 with self._service.lifecycle.active():
                     await self._app(scope, receive, watched)
             else:
@@ -124,8 +113,10 @@ class Door:
         except Exception as error:
             if has_started:
                 raise
-            scope[SCOPE_KEY].note_error(error)
-            await error_answer(as_refusal(error))(scope, receive, watched)
+            record = scope[SCOPE_KEY]
+            record.note_error(error)
+            answer = error_answer(as_refusal(error), scope["path"], record.request_id)
+            await answer(scope, receive, watched)
 
     def _admit(self, scope: Scope) -> None:
         """Refuse what must not reach a route."""
@@ -139,20 +130,21 @@ class Door:
             # A route's pattern ends with "$", which lets one line feed through.
             is_model = scope["path"].startswith("/v1/models/")
             raise unknown_model() if is_model else _nothing_here()
-        if service.lifecycle.is_draining and scope["path"] in _WORK_PATHS:
+        if service.lifecycle.is_draining and place_of(scope["path"]).is_work:
             raise draining(service.options.retry_after_s)
 
 
-async def http_error(_request: Request, error: Exception) -> Response:
+async def http_error(request: Request, error: Exception) -> Response:
     """A router's refusal (404, 405) in our shape, its ``Allow`` header kept."""
     assert isinstance(error, HTTPException)
+    where = request.url.path, record_of(request.scope).request_id
     if error.status_code == 404:
-        return error_answer(_nothing_here())
+        return error_answer(_nothing_here(), *where)
     message, code = "The request was refused.", None
     if error.status_code == 405:
         message, code = "This path does not take this method.", "method_not_allowed"
     refusal = Refusal(message, status=error.status_code, code=code)
-    return error_answer(refusal, dict(error.headers or {}))
+    return error_answer(refusal, *where, dict(error.headers or {}))
 
 
 def _nothing_here() -> Refusal:

@@ -1,4 +1,4 @@
-"""Failures in the shape of OpenAI's API: ``{"error": {message, type, param, code}}``.
+"""Failures, and their shape in OpenAI's API: ``{"error": {message, type, param, code}}``.
 
 Not here: deciding what is refused. Always true: a body is valid UTF-8 and valid JSON, and what it
 repeats of a caller's input is at most ``MAX_ECHO`` characters.
@@ -94,16 +94,3 @@ class JSONAnswer(Response):
     def render(self, content: Any) -> bytes:
         """Write the body."""
         return json_bytes(content)
-
-
-def error_answer(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
-    """A refusal as an HTTP answer with its status."""
-    headers = dict(headers or {})
-    if refusal.retry_after_s is not None:
-        headers["retry-after"] = str(refusal.retry_after_s)
-    if refusal.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if refusal.status in {408, 413, 431}:
-        # What is left of the request is not read, so the connection cannot be used again.
-        headers["connection"] = "close"
-    return JSONAnswer(error_body(refusal), status_code=refusal.status, headers=headers)

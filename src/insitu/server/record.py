@@ -94,6 +94,7 @@ class Record:
     last_delta_s: float | None = None
     finish_reason: str | None = None
     choices: dict[int, ChoiceRecord] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def note_delta(self, delta: Delta) -> None:
         """Take in what a choice gained: times, tokens, how it finished."""

@@ -14,9 +14,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from insitu.refusal import Refusal
 from insitu.server.errors import clip
+from insitu.server.lenience import STRICT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from insitu.server.lenience import Lenience
 
 MAX_ID = 2**31 - 1
 # Marks a place in a JSON schema whose limits the served model decides: "model", "token_id", ...
@@ -40,15 +43,26 @@ class Wire(BaseModel):
 WireT = TypeVar("WireT", bound=Wire)
 
 
-def parse_wire(model: type[WireT], value: Mapping[str, Any]) -> WireT:
-    """Check a JSON object against its model, or refuse it naming the first field at fault."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise _refusal(model, value, error) from None
+def parse_wire(model: type[WireT], value: dict[str, Any], lenience: Lenience = STRICT) -> WireT:
+    """Check a JSON object against its model, or refuse it naming the first field at fault.
+
+    A field that is unknown or not supported is taken out of ``value`` where ``lenience`` allows it.
+    """
+    while True:
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            refusal, path = _refusal(model, value, error)
+        if not path:
+            raise refusal
+        lenience.leave_out(refusal)
+        _take_out(value, path)
 
 
-def _refusal(model: type[Wire], value: Mapping[str, Any], error: ValidationError) -> Refusal:
+def _refusal(
+    model: type[Wire], value: Mapping[str, Any], error: ValidationError
+) -> tuple[Refusal, tuple[str | int, ...]]:
+    """A refusal and, where the field asks for what we do not know or do, its path."""
     faults = error.errors(include_url=False, include_input=False)
     # Where branches of a union complain, the one that got furthest in is what was meant.
     fault = max(faults, key=lambda one: len(_path(value, one)))
@@ -56,18 +70,25 @@ def _refusal(model: type[Wire], value: Mapping[str, Any], error: ValidationError
     if fault["type"] == "extra_forbidden":
         param = _spell(path)
         message = f"Unknown field: {clip(param)}."
-        return Refusal(message, param=param, code="unknown_parameter")
+        return Refusal(message, param=param, code="unknown_parameter"), path
     neutral = _neutral(model, path)
     if neutral is not None:
         param = str(path[0])
         message = f"{param} is not supported here: only {neutral.values} is accepted."
-        return Refusal(message, param=param, code="unsupported_parameter")
+        return Refusal(message, param=param, code="unsupported_parameter"), path[:1]
     param = _spell(path)
     same_place = [one for one in faults if _path(value, one) == path]
     reasons = dict.fromkeys(_reason(one) for one in same_place)
     message = f"{clip(param) or 'The body'}: {clip('; or '.join(reasons), 250)}."
     code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
-    return Refusal(message, param=param or None, code=code)
+    return Refusal(message, param=param or None, code=code), ()
+
+
+def _take_out(value: Any, path: Sequence[str | int]) -> None:
+    *above, last = path
+    for place in above:
+        value = value[place]
+    del value[last]
 
 
 def _reason(fault: Any) -> str:

@@ -241,6 +241,7 @@ class DetokenizeAnswer(Answer):
     """Text of ids."""
 
     prompt: str
+    warnings: list[str] | None = None
 
 
 class ModelAnswer(Answer):

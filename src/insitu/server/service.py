@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from insitu.refusal import Refusal
 from insitu.server.body import LARGE_BODY_BYTES, BodyBudget, parse_json, read_body
+from insitu.server.lenience import Lenience, lenience_of
+from insitu.server.record import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,15 +48,19 @@ def service_of(request: Request) -> Service:
     return service
 
 
-async def read_parsed(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+async def read_parsed(request: Request, check: Callable[[dict[str, Any], Lenience], T]) -> T:
     """Read a body, parse its JSON and check the object, a large one off the event loop."""
     service = service_of(request)
     options = service.options
+    lenience = lenience_of(request)
     with service.bodies.account() as account:
         body = await read_body(request, options.max_body_bytes, options.body_timeout_s, account)
         if len(body) > LARGE_BODY_BYTES:
-            return await asyncio.to_thread(lambda: check(parse_json(body)))
-        return check(parse_json(body))
+            checked = await asyncio.to_thread(lambda: check(parse_json(body), lenience))
+        else:
+            checked = check(parse_json(body), lenience)
+    record_of(request.scope).warnings += lenience.warnings
+    return checked
 
 
 async def read_wire(request: Request, model: type[WireT]) -> WireT:

@@ -13,9 +13,13 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
+from insitu.server.errors import error_body
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from insitu.refusal import Refusal
+    from insitu.server.dialects import Dialect
     from insitu.types import Delta, ModelCard, Prepared, Usage
 
 
@@ -23,8 +27,8 @@ class Shape(Protocol):
     """How one endpoint words its answers."""
 
     @property
-    def has_usage_chunk(self) -> bool:
-        """Whether a stream ends with a chunk that only counts."""
+    def dialect(self) -> Dialect:
+        """How a stream is framed."""
         ...
 
     def opening(self) -> Iterable[dict[str, Any]]:
@@ -35,8 +39,12 @@ class Shape(Protocol):
         """Chunks for one delta."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The chunk that only counts."""
+    def closing(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        """Chunks after the last delta."""
+        ...
+
+    def failing(self, refusal: Refusal) -> Iterable[dict[str, Any]]:
+        """Chunks that end a stream which failed."""
         ...
 
     def whole(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]:
@@ -94,6 +102,16 @@ class Head:
         if self.has_usage:
             answer["usage"] = None
         return answer
+
+    def closing(self, kind: str, usage: Usage) -> Iterable[dict[str, Any]]:
+        """The chunk that only counts, where it was asked for."""
+        if self.has_usage:
+            yield {**self.fields(kind), "choices": [], "usage": usage_fields(usage)}
+
+    @staticmethod
+    def failing(refusal: Refusal) -> Iterable[dict[str, Any]]:
+        """The one event of a failure."""
+        yield error_body(refusal)
 
     def notes(self) -> dict[str, Any]:
         """What an answer reports beside OpenAI's fields: the seed used, and warnings if any."""

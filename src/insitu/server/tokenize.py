@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from insitu.server.lenience import Lenience
     from insitu.server.schema_tokens import TokenizeMessagesRequest, TokenizePromptRequest
 
 
@@ -30,19 +31,22 @@ async def tokenize(request: Request) -> Response:
         if refusal.status == 404:
             raise unknown_model() from refusal
         raise
-    record_of(request.scope).model = service.generator.describe().name
+    record = record_of(request.scope)
+    record.model = service.generator.describe().name
     answer: dict[str, Any] = {
         "tokens": list(tokenized.token_ids),
         "count": len(tokenized.token_ids),
     }
     if asked.messages is not None:
         answer["prompt"] = tokenized.prompt_text
-    if tokenized.warnings:
-        answer["warnings"] = list(tokenized.warnings)
+    if warnings := [*record.warnings, *tokenized.warnings]:
+        answer["warnings"] = warnings
     return JSONAnswer(answer)
 
 
-def _tokenize_wire(value: dict[str, Any]) -> TokenizePromptRequest | TokenizeMessagesRequest:
+def _tokenize_wire(
+    value: dict[str, Any], lenience: Lenience
+) -> TokenizePromptRequest | TokenizeMessagesRequest:
     from insitu.server.schema import parse_wire  # noqa: PLC0415 - slow to import
     from insitu.server.schema_tokens import (  # noqa: PLC0415 - slow to import
         TokenizeMessagesRequest,
@@ -50,11 +54,11 @@ def _tokenize_wire(value: dict[str, Any]) -> TokenizePromptRequest | TokenizeMes
     )
 
     if "messages" not in value:
-        return parse_wire(TokenizePromptRequest, value)
+        return parse_wire(TokenizePromptRequest, value, lenience)
     if "prompt" in value:
         message = "Give either prompt or messages, not both."
         raise Refusal(message, param="prompt", code="invalid_value")
-    return parse_wire(TokenizeMessagesRequest, value)
+    return parse_wire(TokenizeMessagesRequest, value, lenience)
 
 
 async def detokenize(request: Request) -> Response:
@@ -66,5 +70,9 @@ async def detokenize(request: Request) -> Response:
     card = service.generator.describe()
     if not is_served(card, wire.model):
         raise unknown_model()
-    record_of(request.scope).model = card.name
-    return JSONAnswer({"prompt": await service.generator.detokenize(wire.tokens)})
+    record = record_of(request.scope)
+    record.model = card.name
+    answer: dict[str, Any] = {"prompt": await service.generator.detokenize(wire.tokens)}
+    if record.warnings:
+        answer["warnings"] = record.warnings
+    return JSONAnswer(answer)

@@ -1,0 +1,106 @@
+"""An answer as blocks (reasoning, text, tool calls), each begun, filled and ended in order.
+
+What the protocols with typed streams share: they word the same steps differently, and a whole
+answer is made of the same blocks as the streamed one.
+
+Not here: finding reasoning or calls in text (the Generator does). Always true: one block is open at
+a time, its index counts from 0, and every block that was begun is ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from insitu.types import Delta, FinishReason, TokenLogprob
+
+
+class BlockKind(StrEnum):
+    """What a block is made of."""
+
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
+
+
+@dataclass(slots=True)
+class Block:
+    """One block; a call's text is its arguments."""
+
+    kind: BlockKind
+    index: int
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class Change(StrEnum):
+    """What happened to a block."""
+
+    BEGUN = "begun"
+    GREW = "grew"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change of a block, with what it gained."""
+
+    change: Change
+    block: Block
+    text: str = ""
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class Blocks:
+    """Takes the deltas of one choice; ``all`` are its blocks, ``finish`` how it ended."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self.finish: FinishReason | None = None
+        self._open: Block | None = None
+
+    def take(self, delta: Delta) -> Iterator[Step]:
+        """The steps of one delta; at its end a choice has at least one block."""
+        if delta.content or (delta.logprobs and not self._is_call_or_reasoning()):
+            yield from self._grow(BlockKind.TEXT, delta.content, delta.logprobs)
+        if delta.finish_reason is not None:
+            self.finish = delta.finish_reason
+            if not self.all:
+                yield from self._grow(BlockKind.TEXT, "", ())
+            yield from self._end()
+
+    def take_all(self, deltas: Iterable[Delta]) -> None:
+        """Take in a whole answer."""
+        for delta in deltas:
+            for _ in self.take(delta):
+                pass
+
+    def _is_call_or_reasoning(self) -> bool:
+        return self._open is not None and self._open.kind is not BlockKind.TEXT
+
+    def _grow(self, kind: BlockKind, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[Step]:
+        block = self._open
+        if block is None or block.kind is not kind:
+            yield from self._begin(Block(kind, len(self.all)))
+            block = self.all[-1]
+        block.text += text
+        block.logprobs.extend(logprobs)
+        if text or logprobs:
+            yield Step(Change.GREW, block, text, logprobs)
+
+    def _begin(self, block: Block) -> Iterator[Step]:
+        yield from self._end()
+        self.all.append(block)
+        self._open = block
+        yield Step(Change.BEGUN, block)
+
+    def _end(self) -> Iterator[Step]:
+        if self._open is not None:
+            yield Step(Change.ENDED, self._open)
+            self._open = None

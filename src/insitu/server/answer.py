@@ -37,9 +37,9 @@ _SETTLE_S = 0.5
 _READ_TIMEOUT_S = 60.0
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, joint: str = "-") -> str:
     """An id nobody had before."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{joint}{secrets.token_hex(12)}"
 
 
 async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -> Prepared:

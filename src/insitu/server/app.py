@@ -46,12 +46,14 @@ def create_app(generator: Generator, options: ServerOptions) -> Starlette:
 def routes() -> list[Route]:
     """Every path there is; ``/`` is left free."""
     from insitu.server import chat, completions, models, status, tokenize  # noqa: PLC0415
+    from insitu.server.responses.route import create_response  # noqa: PLC0415
 
     return [
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
         Route("/v1/chat/completions", chat.create_chat_completion, methods=["POST"]),
         Route("/v1/completions", completions.create_completion, methods=["POST"]),
+        Route("/v1/responses", create_response, methods=["POST"]),
         Route("/v1/tokenize", tokenize.tokenize, methods=["POST"]),
         Route("/v1/detokenize", tokenize.detokenize, methods=["POST"]),
         Route("/health", status.ready),
@@ -69,3 +71,4 @@ def preload() -> None:
         schema_completions,
         schema_tokens,
     )
+    from insitu.server.responses import to_chat  # noqa: F401, PLC0415

@@ -6,6 +6,7 @@ both), and every failure has the one error schema.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from insitu.server import schema_answers as answers
+from insitu.server.responses.answers import ResponseAnswer, ResponseEvent
+from insitu.server.responses.schema import ResponsesRequest
+from insitu.server.responses.to_chat import RESPONSES
 from insitu.server.schema import LIMIT
 from insitu.server.schema_chat import ChatCompletionRequest
 from insitu.server.schema_completions import CompletionRequest
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from insitu.server.translated import Translation
     from insitu.types import ModelCard
 
 _REF = "#/components/schemas/{model}"
@@ -63,6 +68,9 @@ class Operation:
     is_open: bool = False
 
 
+# Bodies that may also hold fields of a chat.
+_TRANSLATIONS: tuple[Translation[Any], ...] = (RESPONSES,)
+
 OPERATIONS = (
     Operation("/v1/models", "listModels", "What is served.", answer=answers.ModelList),
     Operation(
@@ -86,6 +94,14 @@ OPERATIONS = (
         (CompletionRequest,),
         answers.Completion,
         answers.CompletionChunk,
+    ),
+    Operation(
+        "/v1/responses",
+        "createResponse",
+        "Answer input items; nothing is kept.",
+        (ResponsesRequest,),
+        ResponseAnswer,
+        ResponseEvent,
     ),
     Operation(
         "/v1/tokenize",
@@ -152,6 +168,11 @@ def _schemas() -> dict[str, Any]:
     _, definitions = models_json_schema(list(dict.fromkeys(wanted)), ref_template=_REF)
     schemas = definitions["$defs"]
     assert isinstance(schemas, dict)
+    of_chat = schemas[ChatCompletionRequest.__name__]["properties"]
+    for translation in _TRANSLATIONS:
+        properties = schemas[translation.model.__name__]["properties"]
+        for name in sorted(translation.extensions):
+            properties[name] = deepcopy(of_chat[name])
     return schemas
 
 

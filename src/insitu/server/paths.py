@@ -55,6 +55,7 @@ PLACES = (
     Place("/v1/models/{model_id}"),
     _generation("/v1/chat/completions"),
     _generation("/v1/completions"),
+    _generation("/v1/responses"),
     _work("/v1/tokenize"),
     _work("/v1/detokenize"),
 )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 MAX_ID = 2**31 - 1
 # Marks a place in a JSON schema whose limits the served model decides: "model", "token_id", ...
 LIMIT = "x-limit"
-_TAG_FAULTS = {"union_tag_invalid", "union_tag_not_found"}
+# The last is ours, of unions whose tag may be absent.
+_TAG_FAULTS = {"union_tag_invalid", "union_tag_not_found", "item_type"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from insitu.server.schema import Wire
 from insitu.server.schema_chat import ChatFields
-from insitu.server.schema_sampling import ModelName, TokenId  # noqa: TC001 - pydantic reads them
+from insitu.server.schema_sampling import ModelName, TokenId
 from insitu.types import Request
 
 

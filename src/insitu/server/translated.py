@@ -7,8 +7,9 @@ a field that the caller did not write.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from insitu.refusal import Refusal
 from insitu.server.answer import prepare
@@ -24,35 +25,57 @@ if TYPE_CHECKING:
     from insitu.server.schema_chat import ChatCompletionRequest
     from insitu.types import Prepared
 
-    WireT = TypeVar("WireT", bound=Wire)
+WireT = TypeVar("WireT", bound="Wire")
+
+
+@dataclass(frozen=True)
+class Translation(Generic[WireT]):
+    """How a protocol's body becomes a chat.
+
+    ``names``: its own, of a chat's fields; ``without``: fields of a chat that it has no
+    place for. All others that are no field of its own may be sent under the name they have in a
+    chat (``extensions``).
+    """
+
+    model: type[WireT]
+    to_chat: Callable[[WireT], dict[str, Any]]
+    names: Mapping[str, str]
+    without: frozenset[str]
+
+    @cached_property
+    def extensions(self) -> frozenset[str]:
+        """A chat's fields that go by the same name here."""
+        from insitu.server.schema import Neutral  # noqa: PLC0415 - slow to import
+        from insitu.server.schema_chat import ChatCompletionRequest  # noqa: PLC0415
+
+        honoured = {
+            name
+            for name, field in ChatCompletionRequest.model_fields.items()
+            if not any(isinstance(one, Neutral) for one in field.metadata)
+        }
+        return frozenset(honoured - set(self.model.model_fields) - set(self.names) - self.without)
+
+    def check(
+        self, value: dict[str, Any], lenience: Lenience
+    ) -> tuple[WireT, ChatCompletionRequest]:
+        """The body's own form, and the chat that it asks for."""
+        from insitu.server.schema import parse_wire  # noqa: PLC0415 - slow to import
+        from insitu.server.schema_chat import ChatCompletionRequest  # noqa: PLC0415
+
+        extra = {name: value.pop(name) for name in self.extensions & set(value)}
+        wire = parse_wire(self.model, value, lenience)
+        fields = {name: one for name, one in self.to_chat(wire).items() if one is not None}
+        try:
+            return wire, parse_wire(ChatCompletionRequest, {**fields, **extra}, lenience)
+        except Refusal as refusal:
+            raise renamed(refusal, self.names) from None
 
 
 async def read_translated(
-    request: Request,
-    model: type[WireT],
-    translate: Callable[[WireT], dict[str, Any]],
-    names: Mapping[str, str],
+    request: Request, translation: Translation[WireT]
 ) -> tuple[WireT, ChatCompletionRequest]:
-    """Read a body of a protocol, and the chat it asks for; ``names``: the caller's, of a chat's."""
-    return await read_parsed(request, partial(_check, model, translate, names))
-
-
-def _check(
-    model: type[WireT],
-    translate: Callable[[WireT], dict[str, Any]],
-    names: Mapping[str, str],
-    value: dict[str, Any],
-    lenience: Lenience,
-) -> tuple[WireT, ChatCompletionRequest]:
-    from insitu.server.schema import parse_wire  # noqa: PLC0415 - slow to import
-    from insitu.server.schema_chat import ChatCompletionRequest  # noqa: PLC0415 - slow to import
-
-    wire = parse_wire(model, value, lenience)
-    fields = {name: one for name, one in translate(wire).items() if one is not None}
-    try:
-        return wire, parse_wire(ChatCompletionRequest, fields, lenience)
-    except Refusal as refusal:
-        raise renamed(refusal, names) from None
+    """Read a body of a protocol, and the chat it asks for."""
+    return await read_parsed(request, translation.check)
 
 
 async def prepare_chat(

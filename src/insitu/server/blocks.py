@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from insitu.types import Delta, FinishReason, TokenLogprob
+    from insitu.types import Delta, FinishReason, TokenLogprob, ToolCallPiece
 
 
 class BlockKind(StrEnum):
@@ -67,12 +67,17 @@ class Blocks:
 
     def take(self, delta: Delta) -> Iterator[Step]:
         """The steps of one delta; at its end a choice has at least one block."""
-        if delta.content or (delta.logprobs and not self._is_call_or_reasoning()):
+        if delta.reasoning:
+            yield from self._grow(BlockKind.REASONING, delta.reasoning, ())
+        has_text = delta.content or (self._open and self._open.kind is BlockKind.TEXT)
+        if has_text and (delta.content or delta.logprobs):
             yield from self._grow(BlockKind.TEXT, delta.content, delta.logprobs)
+        for piece in delta.tool_calls:
+            yield from self._grow_call(piece)
         if delta.finish_reason is not None:
             self.finish = delta.finish_reason
             if not self.all:
-                yield from self._grow(BlockKind.TEXT, "", ())
+                yield from self._grow(BlockKind.TEXT, "", delta.logprobs)
             yield from self._end()
 
     def take_all(self, deltas: Iterable[Delta]) -> None:
@@ -80,9 +85,6 @@ class Blocks:
         for delta in deltas:
             for _ in self.take(delta):
                 pass
-
-    def _is_call_or_reasoning(self) -> bool:
-        return self._open is not None and self._open.kind is not BlockKind.TEXT
 
     def _grow(self, kind: BlockKind, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[Step]:
         block = self._open
@@ -93,6 +95,16 @@ class Blocks:
         block.logprobs.extend(logprobs)
         if text or logprobs:
             yield Step(Change.GREW, block, text, logprobs)
+
+    def _grow_call(self, piece: ToolCallPiece) -> Iterator[Step]:
+        if piece.id is not None:
+            block = Block(BlockKind.CALL, len(self.all), piece.id, piece.name or "")
+            yield from self._begin(block)
+        block = self.all[-1]
+        assert block.kind is BlockKind.CALL
+        block.text += piece.arguments
+        if piece.arguments:
+            yield Step(Change.GREW, block, piece.arguments)
 
     def _begin(self, block: Block) -> Iterator[Step]:
         yield from self._end()

@@ -94,8 +94,8 @@ def _take_out(value: Any, path: Sequence[str | int]) -> None:
 
 def _reason(fault: Any) -> str:
     """What a fault says, without repeating the input."""
-    if fault["type"] in _TAG_FAULTS:
-        return f"must be one of {fault.get('ctx', {}).get('expected_tags', 'the known ones')}"
+    if "expected_tags" in fault.get("ctx", {}):
+        return f"must be one of {fault['ctx']['expected_tags']}"
     return str(fault["msg"])
 
 
@@ -111,7 +111,7 @@ def _path(value: Any, fault: Any) -> tuple[str | int, ...]:
         elif is_last and fault["type"] == "missing":
             path.append(place)
     if fault["type"] in _TAG_FAULTS:
-        path.append(fault["ctx"]["discriminator"].strip("'"))
+        path.append(fault.get("ctx", {}).get("discriminator", "type").strip("'"))
     return tuple(path)
 
 

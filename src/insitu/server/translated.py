@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from insitu.refusal import Refusal
 from insitu.server.answer import prepare
+from insitu.server.lenience import renamed
 from insitu.server.service import read_parsed
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Translation(Generic[WireT]):
         wire = parse_wire(self.model, value, lenience)
         fields = {name: one for name, one in self.to_chat(wire).items() if one is not None}
         try:
-            return wire, parse_wire(ChatCompletionRequest, {**fields, **extra}, lenience)
+            under = lenience.under(self.names)
+            return wire, parse_wire(ChatCompletionRequest, {**fields, **extra}, under)
         except Refusal as refusal:
             raise renamed(refusal, self.names) from None
 
@@ -87,17 +89,3 @@ async def prepare_chat(
     except Refusal as refusal:
         raise renamed(refusal, names) from None
     return await prepare(request, asked, names=names)
-
-
-def renamed(refusal: Refusal, names: Mapping[str, str]) -> Refusal:
-    """A refusal of a chat's field under the caller's name for it."""
-    if refusal.param is None:
-        return refusal
-    for ours, theirs in names.items():
-        rest = refusal.param[len(ours) :]
-        if refusal.param.startswith(ours) and (not rest or rest[0] in ".["):
-            # What lies below has another form there.
-            message = refusal.message.replace(refusal.param, theirs).replace(ours, theirs)
-            refusal.param, refusal.message, refusal.args = theirs, message, (message,)
-            break
-    return refusal

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from insitu.sampling_params import SamplingParams
 from insitu.server.schema import Neutral, Wire
-from insitu.server.schema_sampling import ModelName, NewTokens, Nothing, OnlyFalse, StreamOptions
+from insitu.server.schema_sampling import ModelName, NewTokens, Nothing, OnlyFalse
 
 
 class InputText(Wire):
@@ -103,11 +103,7 @@ Item = Annotated[
     Discriminator(
         _type_of,
         custom_error_type="item_type",
-        custom_error_message="must be one of {expected_tags}",
-        custom_error_context={
-            "discriminator": "'type'",
-            "expected_tags": ", ".join(f"'{one}'" for one in _TYPES),
-        },
+        custom_error_message=f"must be one of {', '.join(map(repr, _TYPES))}",
     ),
 ]
 
@@ -160,11 +156,29 @@ class Reasoning(Wire):
     generate_summary: None = None
 
 
+class StreamOptions(Wire):
+    """What a stream carries beside its events."""
+
+    include_obfuscation: OnlyFalse | None = Field(None, description="Only false.")
+
+
 LOGPROBS = "message.output_text.logprobs"
+
+
+_WITH_ALTERNATIVES: dict[str, Any] = {
+    "properties": {"top_logprobs": {"type": "integer", "minimum": 1}},
+    "required": ["top_logprobs"],
+}
+_NEEDS_INCLUDE: dict[str, Any] = {
+    "if": _WITH_ALTERNATIVES,
+    "then": {"properties": {"include": {"type": "array", "minItems": 1}}, "required": ["include"]},
+}
 
 
 class ResponsesRequest(Wire):
     """What is to be answered."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": [_NEEDS_INCLUDE]})
 
     model: ModelName = "default"
     input: (
@@ -203,6 +217,9 @@ class ResponsesRequest(Wire):
     truncation: Annotated[Literal["disabled"] | None, Neutral('"disabled"')] = None
     store: Annotated[OnlyFalse | None, Neutral("false")] = None
     background: Annotated[OnlyFalse | None, Neutral("false")] = None
+    access_programs: Nothing = None
+    background_options: Nothing = None
+    image: Nothing = None
     previous_response_id: Nothing = None
     conversation: Nothing = None
     context_management: Nothing = None

@@ -50,7 +50,7 @@ void check_sequence(const Batch& b, const KvSpec& kv, const Limits& limits, int 
 
 }  // namespace
 
-void check_batch(const Batch& b, const KvSpec& kv, const Limits& limits, int vocab_size) {
+void check_batch(const Batch& b, const KvSpec& kv, const Limits& limits, int vocab_size, int num_positions) {
   check_size("token_ids", b.num_tokens, 1, limits.max_num_tokens);
   check_size("seq_lens", b.num_seqs, 1, limits.max_num_seqs);
   check_size("logit_rows", b.num_logit_rows, 0, limits.max_num_logit_rows);
@@ -68,8 +68,11 @@ void check_batch(const Batch& b, const KvSpec& kv, const Limits& limits, int voc
   if (b.query_start_loc[b.num_seqs] != b.num_tokens)
     refuse("query_start_loc", b.num_seqs, b.query_start_loc[b.num_seqs],
            "needs the number of tokens, " + std::to_string(b.num_tokens));
-  for (int s = 0; s < b.num_seqs; s++)
+  for (int s = 0; s < b.num_seqs; s++) {
+    if (b.seq_lens[s] > num_positions)
+      refuse("seq_lens", s, b.seq_lens[s], "the model has " + std::to_string(num_positions) + " positions");
     check_sequence(b, kv, limits, s, b.query_start_loc[s], b.query_start_loc[s + 1]);
+  }
 }
 
 }  // namespace insitu

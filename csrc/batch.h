@@ -29,6 +29,6 @@ struct Batch {
 };
 
 // Throws std::invalid_argument naming the array at fault.
-void check_batch(const Batch& batch, const KvSpec& kv, const Limits& limits, int vocab_size);
+void check_batch(const Batch& batch, const KvSpec& kv, const Limits& limits, int vocab_size, int num_positions);
 
 }  // namespace insitu

@@ -40,11 +40,18 @@ TensorRef tensor_from(nb::handle h) {
 }
 
 OpKind kind_from(const std::string& name) {
-  static constexpr const char* kNames[] = {"embed", "rms_norm",  "quantize_rows", "linear", "rope_angles",
-                                           "rope",  "attention", "gated",         "add",    "take"};
+  static constexpr const char* kNames[] = {"embed", "rms_norm",  "layer_norm", "quantize_rows", "linear",
+                                           "rope_angles", "rope", "attention", "gated", "activate",
+                                           "scale", "soft_cap", "add", "take", "route", "experts", "gate_rows"};
   for (size_t i = 0; i < std::size(kNames); i++)
     if (name == kNames[i]) return static_cast<OpKind>(i);
   throw std::invalid_argument("operator " + name + " is not known");
+}
+
+Activation activation_from(const std::string& name) {
+  if (name == "silu") return Activation::Silu;
+  if (name == "gelu") return Activation::Gelu;
+  throw std::invalid_argument("activation " + name + " is not known");
 }
 
 template <typename T>
@@ -66,7 +73,14 @@ Operator operator_from(const nb::dict& dict) {
   read(dict, "eps", op.eps);
   read(dict, "scale", op.scale);
   read(dict, "theta", op.theta);
-  read(dict, "factor", op.factor);
+  read(dict, "magnitude", op.magnitude);
+  read(dict, "divisors", op.divisors);
+  read(dict, "gate_up", op.gate_up);
+  read(dict, "down", op.down);
+  read(dict, "num_active", op.num_active);
+  read(dict, "is_normalised", op.is_normalised);
+  read(dict, "is_positions", op.is_positions);
+  if (dict.contains("activation")) op.activation = activation_from(nb::cast<std::string>(dict["activation"]));
   read(dict, "group", op.group);
   read(dict, "dim", op.dim);
   read(dict, "layer", op.layer);

@@ -1,10 +1,12 @@
-// Operators that work on one row: norm, rotary embedding, gated activation, sum.
+// Operators that work on one row: norms, rotary embedding, activations, factors, sum.
 // Not here: which rows, or on which thread. Needs simd.h and math.h of the same instruction set.
 // Truth: kernels/reference.py. Always true: a row's bits depend on that row alone.
 #pragma once
 #include <cstddef>
 
+#include "kernels.h"
 #include "math.h"
+#include "matmul_dot.h"
 #include "simd.h"
 
 namespace insitu::INSITU_NS {
@@ -29,20 +31,47 @@ static void rms_norm_row(const float* x, const float* weight, int width, float e
     store_masked(tail, out + whole, mul(mul(load_masked(tail, x + whole), scale), load_masked(tail, weight + whole)));
 }
 
+// y = (x - mean) * 1/sqrt(mean((x - mean)^2) + eps) * weight + offset; both sums in 16 lanes, then a fixed tree.
+static void layer_norm_row(const float* x, const float* weight, int width, float eps, float* out) {
+  const int whole = width & ~15;
+  const mask16 tail = first_lanes(width - whole);
+  f32x16 sums = broadcast(0.0f);
+  for (int i = 0; i < whole; i += 16) sums = add(sums, loadu(x + i));
+  if (whole < width) sums = add(sums, load_masked(tail, x + whole));
+  const f32x16 mean = broadcast(reduce_add(sums) / static_cast<float>(width));
+  f32x16 squares = broadcast(0.0f);
+  for (int i = 0; i < whole; i += 16) {
+    const f32x16 v = sub(loadu(x + i), mean);
+    squares = fma(v, v, squares);
+  }
+  if (whole < width) {
+    const f32x16 v = select(tail, sub(load_masked(tail, x + whole), mean), broadcast(0.0f));
+    squares = fma(v, v, squares);
+  }
+  const float variance = reduce_add(squares) / static_cast<float>(width);
+  const f32x16 scale = div(broadcast(1.0f), sqrt(broadcast(variance + eps)));
+  const float* offset = weight + width;
+  for (int i = 0; i < whole; i += 16)
+    storeu(out + i, fma(mul(sub(loadu(x + i), mean), scale), loadu(weight + i), loadu(offset + i)));
+  if (whole < width)
+    store_masked(tail, out + whole, fma(mul(sub(load_masked(tail, x + whole), mean), scale),
+                                        load_masked(tail, weight + whole), load_masked(tail, offset + whole)));
+}
+
 // theta^(-2i / dim), in double.
 static void rope_frequencies(double theta, int dim, double* out) {
   const double log_theta = log_d(theta);
   for (int i = 0; i < dim / 2; i++) out[i] = exp_d(-(2.0 * i / dim) * log_theta);
 }
 
-// [dim]: cosines, then sines.
-static void rope_angles_row(double position, const double* frequencies, int dim, float* out) {
+// [dim]: cosines, then sines, both times `magnitude`.
+static void rope_angles_row(double position, const double* frequencies, int dim, double magnitude, float* out) {
   const int half = dim / 2;
   for (int i = 0; i < half; i++) {
     double s, c;
     sincos_d(position * frequencies[i], &s, &c);
-    out[i] = static_cast<float>(c);
-    out[half + i] = static_cast<float>(s);
+    out[i] = static_cast<float>(c * magnitude);
+    out[half + i] = static_cast<float>(s * magnitude);
   }
 }
 
@@ -76,14 +105,42 @@ static inline f32x16 silu(f32x16 x) {
   return div(x, add(one, exp(sub(broadcast(0.0f), x))));
 }
 
-static void silu_gated_row(const float* x, int width, float* out) {
-  const float* up = x + width;
+// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+static inline f32x16 gelu(f32x16 x) {
+  const f32x16 one = broadcast(1.0f);
+  const f32x16 inner = mul(mul(broadcast(0.797884561f), x), fma(mul(x, x), broadcast(0.044715f), one));
+  return mul(mul(broadcast(0.5f), x), add(one, tanh(inner)));
+}
+
+// out[i .. i + 15] = f(how to load those of a row), for a row of any width.
+template <class F>
+static INSITU_INLINE void for_lanes(int width, float* out, const F& f) {
   int i = 0;
-  for (; i + 16 <= width; i += 16) storeu(out + i, mul(silu(loadu(x + i)), loadu(up + i)));
-  if (i < width) {
-    const mask16 tail = first_lanes(width - i);
-    store_masked(tail, out + i, mul(silu(load_masked(tail, x + i)), load_masked(tail, up + i)));
-  }
+  for (; i + 16 <= width; i += 16) storeu(out + i, f([i](const float* p) { return loadu(p + i); }));
+  if (i == width) return;
+  const mask16 tail = first_lanes(width - i);
+  store_masked(tail, out + i, f([i, tail](const float* p) { return load_masked(tail, p + i); }));
+}
+
+static void gated_row(const float* x, int width, Activation activation, float* out) {
+  const float* up = x + width;
+  if (activation == Activation::Silu) for_lanes(width, out, [=](auto at) { return mul(silu(at(x)), at(up)); });
+  else for_lanes(width, out, [=](auto at) { return mul(gelu(at(x)), at(up)); });
+}
+
+static void activate_row(const float* x, int width, Activation activation, float* out) {
+  if (activation == Activation::Silu) for_lanes(width, out, [=](auto at) { return silu(at(x)); });
+  else for_lanes(width, out, [=](auto at) { return gelu(at(x)); });
+}
+
+static void scale_row(const float* x, int width, float factor, float* out) {
+  for_lanes(width, out, [=](auto at) { return mul(at(x), broadcast(factor)); });
+}
+
+// cap * tanh(x / cap), the division being a factor of 1 / cap.
+static void soft_cap_row(const float* x, int width, float cap, float* out) {
+  const f32x16 inverse = broadcast(1.0f / cap);
+  for_lanes(width, out, [=](auto at) { return mul(tanh(mul(at(x), inverse)), broadcast(cap)); });
 }
 
 static void add_row(const float* a, const float* b, int width, float* out) {
@@ -92,4 +149,39 @@ static void add_row(const float* a, const float* b, int width, float* out) {
   for (; i < width; i++) out[i] = a[i] + b[i];
 }
 
+static void add_scaled_row(const float* x, float factor, int width, float* out) {
+  for_lanes(width, out, [=](auto at) { return fma(at(x), broadcast(factor), at(out)); });
+}
+
+static void sigmoid_scaled_row(const float* x, float gate, int width, float* out) {
+  const f32x16 one = broadcast(1.0f), factor = div(one, add(one, exp(broadcast(-gate))));
+  for_lanes(width, out, [=](auto at) { return mul(at(x), factor); });
+}
+
+// Ties go to the lowest id. The sum is of all, in 16 lanes and a tree, or of the chosen, in order of id.
+static void route_row(const float* logits, int n, int num_active, bool is_normalised, float* out) {
+  bool is_chosen[kMaxExperts] = {};
+  float highest = -__builtin_inff();
+  for (int i = 0; i < n; i++) highest = logits[i] > highest ? logits[i] : highest;
+  for_lanes(n, out, [=](auto at) { return exp(sub(at(logits), broadcast(highest))); });
+  f32x16 sums = broadcast(0.0f);
+  for (int i = 0; i < n; i += 16) sums = add(sums, load_masked(first_lanes(n - i), out + i));
+  for (int k = 0; k < num_active; k++) {
+    int best = -1;
+    for (int i = 0; i < n; i++)
+      if (!is_chosen[i] && (best < 0 || logits[i] > logits[best])) best = i;
+    is_chosen[best] = true;
+  }
+  float total = is_normalised ? 0.0f : reduce_add(sums);
+  for (int i = 0; i < n && is_normalised; i++) total = is_chosen[i] ? total + out[i] : total;
+  for (int i = 0; i < n; i++) out[i] = is_chosen[i] ? out[i] / total : 0.0f;
+}
+
 }  // namespace insitu::INSITU_NS
+
+// The entries of KernelTable that this file fills, in its order.
+#define INSITU_ELEMENTWISE_ENTRIES                                                                          \
+  .rms_norm_row = rms_norm_row, .layer_norm_row = layer_norm_row, .rope_frequencies = rope_frequencies,     \
+  .rope_angles_row = rope_angles_row, .rope_row = rope_row, .gated_row = gated_row,                         \
+  .activate_row = activate_row, .scale_row = scale_row, .soft_cap_row = soft_cap_row, .add_row = add_row,   \
+  .add_scaled_row = add_scaled_row, .sigmoid_scaled_row = sigmoid_scaled_row, .route_row = route_row

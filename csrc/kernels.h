@@ -36,6 +36,8 @@ struct Epilogue {
   ptrdiff_t residual_stride;    // in floats
 };
 
+enum class Activation : int32_t { Silu, Gelu };  // Gelu: its tanh form
+
 enum class KvType : int32_t { F16, F32, BF16, I8 };
 
 constexpr size_t kv_element_bytes(KvType type) { return type == KvType::F32 ? 4 : type == KvType::I8 ? 1 : 2; }
@@ -85,6 +87,7 @@ constexpr size_t attention_scratch_floats(int head_dim) {
          size_t{2} * kChunkPositions * head_dim;
 }
 
+constexpr int kMaxExperts = 1024;
 constexpr int kVocabChunk = 4096;  // logits summed in float32 before the sum is taken to double
 constexpr int kVocabGroup = 64;    // logits that share one stored maximum
 
@@ -130,11 +133,20 @@ struct KernelTable {
 
   // --- elementwise.h: one row each -----------------------------------------------------------------
   void (*rms_norm_row)(const float* x, const float* weight, int width, float eps, float* out);
+  // `weight`: width factors, then width offsets.
+  void (*layer_norm_row)(const float* x, const float* weight, int width, float eps, float* out);
   void (*rope_frequencies)(double theta, int dim, double* out);  // [dim / 2]
-  void (*rope_angles_row)(double position, const double* frequencies, int dim, float* out);
+  void (*rope_angles_row)(double position, const double* frequencies, int dim, double magnitude, float* out);
   void (*rope_row)(float* x, const float* angles, int num_heads, int head_dim, int dim, bool is_adjacent);
-  void (*silu_gated_row)(const float* x, int width, float* out);  // x: width gates, then width ups
+  void (*gated_row)(const float* x, int width, Activation activation, float* out);  // x: width gates, then width ups
+  void (*activate_row)(const float* x, int width, Activation activation, float* out);
+  void (*scale_row)(const float* x, int width, float factor, float* out);
+  void (*soft_cap_row)(const float* x, int width, float cap, float* out);
   void (*add_row)(const float* a, const float* b, int width, float* out);
+  void (*add_scaled_row)(const float* x, float factor, int width, float* out);  // out += factor * x
+  void (*sigmoid_scaled_row)(const float* x, float gate, int width, float* out);
+  // A mixture's weights of `n` experts: softmax of the logits, 0 for all but the `num_active` highest.
+  void (*route_row)(const float* logits, int n, int num_active, bool is_normalised, float* out);
 
   // --- attention.h ---------------------------------------------------------------------------------
   void (*write_kv)(const KvLayer& kv, int32_t slot, const float* k, const float* v);

@@ -71,7 +71,7 @@ void Executor::run_linear(const Operator& op, int num_rows) {
   });
 }
 
-// Item b is n-block b of gate and of up, then silu(gate) * up of those 32 columns, then, where wanted,
+// Item b is n-block b of gate and of up, then activation(gate) * up of those 32 columns, then, where wanted,
 // their int8 form: one whole group of it. Gate and up stay in this worker's cache.
 void Executor::run_gated_linear(const Operator& op, const Part (&parts)[2], int num_rows) {
   const TensorRef& y = op.output;
@@ -88,7 +88,8 @@ void Executor::run_gated_linear(const Operator& op, const Part (&parts)[2], int 
     }
     for (int row = 0; row < num_rows; row++) {
       float* x = rows + static_cast<ptrdiff_t>(row) * kPair;
-      table_.silu_gated_row(x, width, y.is_quantized ? x : at(y) + row * static_cast<ptrdiff_t>(y.stride) + first);
+      table_.gated_row(x, width, op.activation,
+                       y.is_quantized ? x : at(y) + row * static_cast<ptrdiff_t>(y.stride) + first);
     }
     if (y.is_quantized) table_.quantize_column(rows, kPair, num_rows, y.width, op.group, block, quantized);
   });

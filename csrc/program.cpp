@@ -16,6 +16,8 @@ void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
+bool is_norm(OpKind kind) { return kind == OpKind::RmsNorm || kind == OpKind::LayerNorm; }
+
 int num_blocks_of(int n) { return (n + kBlockOutputs - 1) / kBlockOutputs; }
 
 size_t packed_bytes(const ProgramSpec& spec) {
@@ -34,19 +36,38 @@ size_t row_floats(const ProgramSpec& spec, const Limits& limits) {
   size_t most = 0;
   for (const Operator& op : spec.ops) {
     const size_t rows = op.output.is_logit_rows ? limits.max_num_logit_rows : limits.max_num_tokens;
-    if (op.is_gated) most = std::max(most, rows * 2 * kBlockOutputs);
-    else if (op.kind == OpKind::RmsNorm && op.output.is_quantized) most = std::max(most, size_t(op.output.width));
+    if (op.is_gated || op.kind == OpKind::Experts) most = std::max(most, rows * 2 * kBlockOutputs);
+    else if (is_norm(op.kind) && op.output.is_quantized) most = std::max(most, size_t(op.output.width));
   }
   return align_up(most * sizeof(float)) / sizeof(float);
+}
+
+void check_experts(const ProgramSpec& spec, const Operator& op) {
+  const auto is_weight = [&](int index) { return index >= 0 && index < static_cast<int>(spec.linears.size()); };
+  require(op.inputs.size() == 2 && op.gate_up.size() == op.down.size() && op.num_active >= 1 &&
+              static_cast<int>(op.down.size()) == op.inputs[1].width && op.num_active <= op.inputs[1].width,
+          "experts: one gate_up and one down an expert");
+  for (size_t e = 0; e < op.down.size(); e++) {
+    require(is_weight(op.gate_up[e]) && is_weight(op.down[e]), "experts: no such weight");
+    const auto &up = spec.linears[op.gate_up[e]], &down = spec.linears[op.down[e]];
+    require(up.segments.size() == 2 && up.segments[0].n == up.segments[1].n && up.segments[0].k == op.inputs[0].width &&
+                down.segments.size() == 1 && down.segments[0].k == up.segments[0].n &&
+                down.segments[0].n == op.output.width && down.segments[0].k == spec.linears[op.down[0]].segments[0].k,
+            "experts: gate and up are like halves, down leads back");
+  }
 }
 
 void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
   if (op.kind == OpKind::Embed || op.kind == OpKind::Linear)
     require(op.linear >= 0 && op.linear < static_cast<int>(spec.linears.size()), "linear: no such weight");
-  if (op.kind == OpKind::RmsNorm)
-    require(op.vector >= 0 && op.vector < static_cast<int>(spec.vectors.size()) &&
-                static_cast<int>(spec.vectors[op.vector].size()) == op.output.width,
-            "rms_norm: weight and width differ");
+  if (is_norm(op.kind)) {
+    require(op.vector >= 0 && op.vector < static_cast<int>(spec.vectors.size()), "norm: no such weight");
+    const size_t width = op.output.width, length = spec.vectors[op.vector].size();
+    require(op.kind == OpKind::LayerNorm ? length == 2 * width : length > 0 && width % length == 0,
+            "norm: weight and width differ");
+  }
+  if (op.kind == OpKind::RopeAngles)
+    require(op.divisors.empty() || static_cast<int>(op.divisors.size()) == op.dim / 2, "rope_angles: a divisor a pair");
   if (op.kind == OpKind::Linear) {
     for (const RawSegment& s : spec.linears[op.linear].segments)
       require(std::count(op.groups.begin(), op.groups.end(), activation_group(s.type)) == 1,
@@ -61,6 +82,11 @@ void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
   }
   if (op.output.is_quantized)
     require((op.group == 32 || op.group == 256) && op.output.width % op.group == 0, "groups of 32 or 256, whole");
+  if (op.kind == OpKind::Route)
+    require(op.output.width <= kMaxExperts && op.num_active >= 1 && op.num_active <= op.output.width &&
+                op.inputs.size() == 1 && op.inputs[0].width == op.output.width,
+            "route: needs up to 1024 experts and fewer active");
+  if (op.kind == OpKind::Experts) check_experts(spec, op);
   if (op.kind != OpKind::Attention) return;
   require(op.layer >= 0 && op.layer < kv.num_layers, "attention: layer is not in the cache");
   require(op.num_kv_heads == kv.num_kv_heads && op.head_dim == kv.head_dim, "attention: heads differ from the cache");
@@ -105,7 +131,7 @@ void check_spec(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits,
 }  // namespace
 
 Sizes Executor::sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads,
-                      const KernelTable&) {
+                      const KernelTable& table) {
   check_spec(spec, kv, limits, num_threads);
   Sizes sizes{};
   sizes.packed = packed_bytes(spec);
@@ -113,7 +139,7 @@ Sizes Executor::sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& l
   sizes.arena = spec.arena_bytes;
   sizes.logits = size_t{4} * limits.max_num_logit_rows * spec.logits.width;
   sizes.scratch = Sampler::scratch_bytes(spec.logits.width, limits.max_num_logit_rows, num_threads) +
-                  sizeof(float) * row_floats(spec, limits) * num_threads +
+                  sizeof(float) * row_floats(spec, limits) * num_threads + experts_bytes(spec, limits, table) +
                   Attention::scratch_bytes(kv, limits, num_threads);
   return sizes;
 }
@@ -140,18 +166,22 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
   num_token_ids_ = vocab_size_;
   for (const Operator& op : ops_) {
     if (op.kind != OpKind::Embed) continue;
-    num_token_ids_ = 0;
-    for (const PackedSegment& s : linears_[op.linear].segments) num_token_ids_ += s.n;
+    int num_rows = 0;
+    for (const PackedSegment& s : linears_[op.linear].segments) num_rows += s.n;
+    (op.is_positions ? num_positions_ : num_token_ids_) = num_rows;
   }
   frequencies_.resize(ops_.size());
   for (size_t i = 0; i < ops_.size(); i++) {
     if (ops_[i].kind != OpKind::RopeAngles) continue;
     frequencies_[i].resize(ops_[i].dim / 2);
     table_.rope_frequencies(ops_[i].theta, ops_[i].dim, frequencies_[i].data());
+    for (size_t pair = 0; pair < ops_[i].divisors.size(); pair++) frequencies_[i][pair] /= ops_[i].divisors[pair];
   }
   row_floats_ = row_floats(spec, limits);
   row_scratch_ = reinterpret_cast<float*>(scratch_.data());
   uint8_t* rest = scratch_.data() + sizeof(float) * row_floats_ * num_threads;
+  experts_scratch_ = rest;
+  rest += experts_bytes(spec, limits, table_);
   int max_num_heads = 1;
   for (const Operator& op : ops_) max_num_heads = std::max(max_num_heads, op.num_heads);
   attention_ = std::make_unique<Attention>(table_, kv, limits, num_threads, max_num_heads, kv_pool_.data(), rest);
@@ -194,7 +224,10 @@ void Executor::pack(const ProgramSpec& spec) {
     if (!raw.bias.empty()) linear.bias = place(raw.bias);
     linears_.push_back(std::move(linear));
   }
-  for (const auto& vector : spec.vectors) vectors_.push_back(place(vector));
+  for (const auto& vector : spec.vectors) {
+    vectors_.push_back(place(vector));
+    vector_lengths_.push_back(static_cast<int>(vector.size()));
+  }
   pool_.run(static_cast<int>(items.size()), [&](int i, int) {
     const Item& item = items[i];
     pack_block(item.raw->type, item.raw->data, item.raw->n, item.raw->k, item.n_block, item.out);
@@ -225,7 +258,7 @@ void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled&
 
 void Executor::compute(const Batch& batch) {
   num_computed_rows_ = 0;
-  check_batch(batch, kv_, limits_, num_token_ids_);
+  check_batch(batch, kv_, limits_, num_token_ids_, num_positions_);
   const FloatControl control;
   run(batch);
   num_computed_rows_ = batch.num_logit_rows;
@@ -279,6 +312,7 @@ void Executor::run_op(const Operator& op, const Batch& batch) {
     case OpKind::Attention:
       return run_attention(op, batch);
     case OpKind::RmsNorm:
+    case OpKind::LayerNorm:
       return run_norm(op, rows);
     case OpKind::Rope:
       return for_rows(rows, 0.5 * width, [&](int r, int) {
@@ -287,11 +321,33 @@ void Executor::run_op(const Operator& op, const Batch& batch) {
       });
     case OpKind::Gated:
       return for_rows(rows, 0.6 * width, [&](int r, int) {
-        table_.silu_gated_row(row_of(op.inputs[0], r), op.output.width, out + r * stride);
+        table_.gated_row(row_of(op.inputs[0], r), op.output.width, op.activation, out + r * stride);
+      });
+    case OpKind::Activate:
+      return for_rows(rows, 0.6 * width, [&](int r, int) {
+        table_.activate_row(row_of(op.inputs[0], r), op.output.width, op.activation, out + r * stride);
+      });
+    case OpKind::Scale:
+      return for_rows(rows, 0.1 * width, [&](int r, int) {
+        table_.scale_row(row_of(op.inputs[0], r), op.output.width, op.scale, out + r * stride);
+      });
+    case OpKind::SoftCap:
+      return for_rows(rows, 0.6 * width, [&](int r, int) {
+        table_.soft_cap_row(row_of(op.inputs[0], r), op.output.width, op.soft_cap, out + r * stride);
       });
     case OpKind::Add:
       return for_rows(rows, 0.1 * width, [&](int r, int) {
         table_.add_row(row_of(op.inputs[0], r), row_of(op.inputs[1], r), op.output.width, out + r * stride);
+      });
+    case OpKind::Route:
+      return for_rows(rows, 2.0 * width * op.num_active, [&](int r, int) {
+        table_.route_row(row_of(op.inputs[0], r), op.output.width, op.num_active, op.is_normalised, out + r * stride);
+      });
+    case OpKind::Experts:
+      return run_experts(op, rows);
+    case OpKind::GateRows:
+      return for_rows(rows, 0.1 * width, [&](int r, int) {
+        table_.sigmoid_scaled_row(row_of(op.inputs[0], r), *row_of(op.inputs[1], r), op.output.width, out + r * stride);
       });
     case OpKind::Take:
       return for_rows(rows, 0.1 * width, [&](int r, int) {
@@ -303,7 +359,7 @@ void Executor::run_op(const Operator& op, const Batch& batch) {
 void Executor::run_embed(const Operator& op, const Batch& batch) {
   const Linear& linear = linears_[op.linear];
   for_rows(batch.num_tokens, 1.0 * op.output.width, [&](int row, int) {
-    int id = batch.token_ids[row];
+    int id = op.is_positions ? batch.positions[row] : batch.token_ids[row];
     size_t s = 0;
     while (id >= linear.segments[s].n) id -= linear.segments[s++].n;
     table_.embed_row(linear.segments[s], id, at(op.output) + static_cast<ptrdiff_t>(row) * op.output.stride);
@@ -312,10 +368,15 @@ void Executor::run_embed(const Operator& op, const Batch& batch) {
 
 void Executor::run_norm(const Operator& op, int num_rows) {
   const TensorRef &x = op.inputs[0], &y = op.output;
+  const int length = vector_lengths_[op.vector];
   uint8_t* quantized = arena_.data() + y.offset;
   for_rows(num_rows, (y.is_quantized ? 0.6 : 0.1) * y.width, [&](int row, int worker) {
     float* out = y.is_quantized ? row_scratch(worker) : at(y) + static_cast<ptrdiff_t>(row) * y.stride;
-    table_.rms_norm_row(at(x) + static_cast<ptrdiff_t>(row) * x.stride, vectors_[op.vector], y.width, op.eps, out);
+    const float* in = at(x) + static_cast<ptrdiff_t>(row) * x.stride;
+    if (op.kind == OpKind::LayerNorm) table_.layer_norm_row(in, vectors_[op.vector], y.width, op.eps, out);
+    else
+      for (int i = 0; i < y.width; i += length)  // heads, each by itself, or the whole row
+        table_.rms_norm_row(in + i, vectors_[op.vector], length, op.eps, out + i);
     if (y.is_quantized)
       table_.quantize_row(out, num_rows, y.width, op.group, row, quantized);
   });
@@ -333,7 +394,7 @@ void Executor::run_quantize(const Operator& op, int num_rows) {
 void Executor::run_rope_angles(const Operator& op, const Batch& batch) {
   const auto& frequencies = frequencies_[&op - ops_.data()];
   for_rows(batch.num_tokens, 20.0 * op.dim, [&](int row, int) {
-    table_.rope_angles_row(batch.positions[row] / op.factor, frequencies.data(), op.dim,
+    table_.rope_angles_row(batch.positions[row], frequencies.data(), op.dim, op.magnitude,
                            at(op.output) + static_cast<ptrdiff_t>(row) * op.output.stride);
   });
 }

@@ -20,7 +20,10 @@
 
 namespace insitu {
 
-enum class OpKind { Embed, RmsNorm, QuantizeRows, Linear, RopeAngles, Rope, Attention, Gated, Add, Take };
+enum class OpKind {
+  Embed, RmsNorm, LayerNorm, QuantizeRows, Linear, RopeAngles, Rope, Attention, Gated, Activate, Scale, SoftCap, Add,
+  Take, Route, Experts, GateRows
+};
 
 // Columns [column, column + width) of a tensor in the arena; quantised ones have only an offset.
 struct TensorRef {
@@ -35,12 +38,18 @@ struct Operator {
   std::vector<TensorRef> inputs;  // arena tensors only: the batch's own columns are left out
   TensorRef output;
   int linear = -1;                // Embed, Linear: index of the weight
-  int vector = -1;                // RmsNorm: index of the weight
+  int vector = -1;                // RmsNorm, LayerNorm: index of the weight
   std::vector<int> groups;        // Linear: activation group of each leading input
   bool has_residual = false, is_adjacent = false;
-  bool is_gated = false;          // Linear: silu(first half) * second half is what it writes
+  bool is_gated = false;          // Linear: activation(first half) * second half is what it writes
+  bool is_positions = false;      // Embed: rows are looked up by position, not by token
+  Activation activation = Activation::Silu;
   float eps = 0, scale = 0;
-  double theta = 0, factor = 1;
+  double theta = 0, magnitude = 1;
+  std::vector<int> gate_up, down; // Experts: index of each expert's weights
+  int num_active = 0;             // Route, Experts: experts a row goes through
+  bool is_normalised = false;     // Route: the chosen experts' weights sum to 1
+  std::vector<double> divisors;   // RopeAngles: of each pair's frequency; empty: none
   float soft_cap = 0;             // Attention: 0: none
   int group = 0, dim = 0, layer = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, window = 0;
 };
@@ -70,6 +79,8 @@ struct Sizes {
 };
 
 constexpr size_t kMaxSegments = 8;
+// Bytes in which the experts of a step's rows are worked out, some rows at a time; 0 without any.
+size_t experts_bytes(const ProgramSpec& spec, const Limits& limits, const KernelTable& table);
 int activation_group(BlockType type);  // inputs that share a scale; 0: float rows
 
 class Executor {
@@ -136,6 +147,8 @@ class Executor {
   void run_quantize(const Operator& op, int num_rows);
   void run_rope_angles(const Operator& op, const Batch& batch);
   void run_attention(const Operator& op, const Batch& batch);
+  void run_experts(const Operator& op, int num_rows);
+  void run_chosen(const Operator& op, int first_row, int num_rows);
   template <typename Body>
   void for_rows(int num_rows, double ns_a_row, Body&& body);
 
@@ -148,7 +161,7 @@ class Executor {
   const Limits limits_;
   std::vector<Operator> ops_;
   TensorRef logits_;
-  int vocab_size_, num_token_ids_ = 0, num_computed_rows_ = 0;
+  int vocab_size_, num_token_ids_ = 0, num_positions_ = INT32_MAX, num_computed_rows_ = 0;
   Sizes sizes_;
   std::atomic<uint64_t> coming_{0};  // a phase's number << 32 | the weight that follows it + 1
   std::unique_ptr<Ahead[]> ahead_;   // one a worker
@@ -156,10 +169,12 @@ class Executor {
   Mapping packed_, kv_pool_, arena_, scratch_;
   std::vector<Linear> linears_;
   std::vector<const float*> vectors_;
+  std::vector<int> vector_lengths_;
   std::vector<std::vector<double>> frequencies_;  // by operator: only RopeAngles has some
   size_t layer_bytes_;
   size_t row_floats_ = 0;  // of a worker: floats on their way to being gated or quantised
   float* row_scratch_ = nullptr;
+  uint8_t* experts_scratch_ = nullptr;
   std::vector<int> next_linear_;     // by operator: the weight of the next Linear after it, or -1
   std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
   std::unique_ptr<Attention> attention_;

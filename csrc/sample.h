@@ -189,10 +189,9 @@ static double log_double(double x) { return log_d(x); }
 
 }  // namespace insitu::INSITU_NS
 
-// The entries of KernelTable that elementwise.h, attention.h and sample.h fill, in its order.
+// The entries of KernelTable that attention.h and sample.h fill, after those of elementwise.h, in its order.
 #define INSITU_EXECUTOR_ENTRIES                                                                             \
-  .rms_norm_row = rms_norm_row, .rope_frequencies = rope_frequencies, .rope_angles_row = rope_angles_row,   \
-  .rope_row = rope_row, .silu_gated_row = silu_gated_row, .add_row = add_row, .write_kv = write_kv,         \
+  INSITU_ELEMENTWISE_ENTRIES, .write_kv = write_kv,                                                          \
   .attend_chunks = attend_chunks, .fold_chunk = fold_chunk, .take_output = take_output,                     \
   .logit_maxima = logit_maxima, .mask_logits = mask_logits, .logit_sum = logit_sum, .logit_mass = logit_mass, \
   .best_score = best_score, .token_probability = token_probability, .token_mass = token_mass,               \

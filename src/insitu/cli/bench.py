@@ -111,7 +111,7 @@ def _measured(path: Path, settings: Settings, options: dict[str, Any]) -> Report
     source = open_source(path)
     try:
         with Counting() as watch:
-            loaded = load_model(source)
+            loaded = load_model(source, settings.max_model_len)
             return measure(
                 loaded, wanted, wish, replace(effort, is_cold=not options["warm"]), watch
             )

@@ -340,12 +340,12 @@ class _Planner:
     def _decided(
         self, sizes: NativeSizes, num_blocks: int, max_model_len: int, defaults: SamplingDefaults
     ) -> Plan:
-        rope = self.model.spec.rope
+        ropes = self.model.spec.ropes
         numeric = {
             "kv_cache_dtype": self.kv.dtype,
             "packed_types": ", ".join(sorted({str(g.block_type) for g in self.model.storage})),
-            "rope_theta": repr(rope.theta),
-            "rope_factor": repr(rope.factor),
+            "rope_theta": ", ".join(repr(rope.theta) for rope in ropes) or "none",
+            "rope_scaling": ", ".join(rope.scaling for rope in ropes) or "none",
             "sampling_defaults": ", ".join(f"{k} {v:g}" for k, v in defaults.values.items())
             or "none",
         }

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from insitu.kernels import _native
 from insitu.kernels.blocks import BlockType
 from insitu.kernels.memory import MemoryPlan, plan_memory
-from insitu.kernels.pack import PackedLinear
+from insitu.kernels.pack import Experts, PackedLinear
 from insitu.kernels.program import GROUPS, BatchArrays, DType, Op, Program, Rows, Tensor
 from insitu.kernels.sampling import StepResult, checked_array, wanted_tuple
 
@@ -36,8 +36,9 @@ _BLOCK_TYPES = tuple(BlockType)  # in the order of csrc/kernels.h
 _OUTPUTS = 32  # outputs of an n-block
 _ATTRIBUTES = frozenset(
     (
-        *("groups", "has_residual", "eps", "scale", "theta", "factor", "group", "dim", "layer"),
-        *("num_heads", "num_kv_heads", "head_dim", "window", "soft_cap"),
+        *("groups", "has_residual", "eps", "scale", "theta", "magnitude", "divisors", "group"),
+        *("dim", "layer", "num_heads", "num_kv_heads", "head_dim", "window", "soft_cap"),
+        *("activation", "num_active", "is_normalised"),
     )
 )
 
@@ -155,6 +156,7 @@ class _Lowering:
             lambda rows, k, group: _native.quantized_bytes(isa, rows, k, group),
         )
         self.linears: list[PackedLinear] = []
+        self._indices: dict[int, int] = {}  # by identity
         self.vectors: list[Float32] = []
         self._inputs = {program.token_ids, program.positions, program.logit_rows}
 
@@ -177,14 +179,18 @@ class _Lowering:
         }
         for key, value in op.attributes.items():
             if key in _ATTRIBUTES:
-                lowered[key] = list(value) if key == "groups" else value
+                lowered[key] = list(value) if isinstance(value, tuple) else value
         if op.outputs[0].dtype in GROUPS:
             lowered["group"] = GROUPS[op.outputs[0].dtype]
+        lowered["is_positions"] = op.kind == "embed" and op.inputs[0] is self.program.positions
         lowered["is_gated"] = op.kind == "linear" and "activation" in op.attributes
         if "pairing" in op.attributes:
             lowered["is_adjacent"] = op.attributes["pairing"] == "adjacent"
         if isinstance(op.weight, PackedLinear):
             lowered["linear"] = self._index_of(op.weight)
+        elif isinstance(op.weight, Experts):
+            lowered["gate_up"] = [self._index_of(linear) for linear in op.weight.gate_up]
+            lowered["down"] = [self._index_of(linear) for linear in op.weight.down]
         elif op.weight is not None:
             lowered["vector"] = len(self.vectors)
             self.vectors.append(np.ascontiguousarray(op.weight, np.float32))
@@ -192,11 +198,10 @@ class _Lowering:
 
     def _index_of(self, weight: PackedLinear) -> int:
         """A tied weight is packed once."""
-        for index, linear in enumerate(self.linears):
-            if linear is weight:
-                return index
-        self.linears.append(weight)
-        return len(self.linears) - 1
+        index = self._indices.setdefault(id(weight), len(self.linears))
+        if index == len(self.linears):
+            self.linears.append(weight)
+        return index
 
     def _tensor(self, tensor: Tensor) -> tuple[int, int, int, int, bool, bool]:
         owner = tensor.owner

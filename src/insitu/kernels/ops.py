@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PAIRINGS = ("adjacent", "halves")
-ACTIVATIONS = ("silu",)
+ACTIVATIONS = ("silu", "gelu")  # gelu: its tanh form
+MAX_EXPERTS = 1024
 # Attention kernels run 16 lanes over a head; see kv_layout.
 HEAD_DIM_MULTIPLE = 16
 # Below it 1 / soft_cap might overflow.
@@ -94,10 +95,21 @@ def embed(weight: Matrix, token_ids: Shaped) -> int:
 
 
 def rms_norm(x: Shaped, weight_length: int, eps: float) -> int:
+    """[T, width] to the same, in whole parts of the weight's length."""
+    holds = weight_length > 0 and x.width % weight_length == 0
+    return _norm("rms_norm", x, holds, f"weight has {weight_length} elements", eps)
+
+
+def layer_norm(x: Shaped, weight_length: int, bias_length: int, eps: float) -> int:
     """[T, width] to the same."""
-    _require_floats("rms_norm", x)
-    _require("rms_norm", [x], x.width == weight_length, f"weight has {weight_length} elements")
-    _require("rms_norm", [x], math.isfinite(eps) and eps > 0, f"eps {eps} is not above 0")
+    holds = x.width == weight_length == bias_length
+    return _norm("layer_norm", x, holds, f"weight has {weight_length} elements", eps)
+
+
+def _norm(kind: str, x: Shaped, fits: bool, wanted: str, eps: float) -> int:
+    _require_floats(kind, x)
+    _require(kind, [x], fits, wanted)
+    _require(kind, [x], math.isfinite(eps) and eps > 0, f"eps {eps} is not above 0")
     return x.width
 
 
@@ -118,14 +130,16 @@ def split(x: Shaped, sizes: Sequence[int]) -> None:
     _require("split", [x], holds, f"sizes {tuple(sizes)} do not add up to the width")
 
 
-def rope_angles(positions: Shaped, dim: int, theta: float, factor: float) -> int:
+def rope_angles(
+    positions: Shaped, dim: int, theta: float, divisors: Sequence[float], magnitude: float
+) -> int:
     """[T] positions to [T, dim]: cosines, then sines."""
     _require_column("rope_angles", positions)
     _require("rope_angles", [positions], dim > 0 and dim % 2 == 0, f"dim {dim} is not even")
-    holds = math.isfinite(theta) and theta > 0 and math.isfinite(factor) and factor > 0
-    _require(
-        "rope_angles", [positions], holds, f"theta {theta} and factor {factor} must be above 0"
-    )
+    _require("rope_angles", [positions], len(divisors) in (0, dim // 2), "needs a divisor a pair")
+    holds = all(math.isfinite(x) and x > 0 for x in (theta, magnitude, *divisors))
+    wanted = f"theta {theta}, magnitude {magnitude} and divisors must be above 0"
+    _require("rope_angles", [positions], holds, wanted)
     return dim
 
 
@@ -161,9 +175,13 @@ def attention(  # noqa: PLR0913
     width = num_kv_heads * head_dim
     _require("attention", tensors, k.width == v.width == width, f"KV: {num_kv_heads} x {head_dim}")
     _require("attention", tensors, 0 <= window < 2**31, f"window {window} is not 0 or more")
-    holds = math.isfinite(soft_cap) and (soft_cap == 0 or SMALLEST_SOFT_CAP <= soft_cap <= 1e30)
+    holds = soft_cap == 0 or _is_soft_cap(soft_cap)
     _require("attention", tensors, holds, f"soft_cap {soft_cap} is neither 0 nor a plain number")
     return q.width
+
+
+def _is_soft_cap(value: float) -> bool:
+    return math.isfinite(value) and SMALLEST_SOFT_CAP <= value <= 1e30
 
 
 def gated(x: Shaped, activation: str) -> int:
@@ -172,6 +190,58 @@ def gated(x: Shaped, activation: str) -> int:
     _require("gated", [x], x.width % 2 == 0, "needs an even width")
     _require("gated", [x], activation in ACTIVATIONS, f"activation {activation!r} is not known")
     return x.width // 2
+
+
+def activate(x: Shaped, activation: str) -> int:
+    """[T, width] to the same."""
+    _require_floats("activate", x)
+    _require("activate", [x], activation in ACTIVATIONS, f"activation {activation!r} is not known")
+    return x.width
+
+
+def scale(x: Shaped, factor: float) -> int:
+    """[T, width] to the same."""
+    _require_floats("scale", x)
+    _require("scale", [x], math.isfinite(factor), f"factor {factor} is not finite")
+    return x.width
+
+
+def soft_cap(x: Shaped, cap: float) -> int:
+    """[T, width] to the same."""
+    _require_floats("soft_cap", x)
+    _require("soft_cap", [x], _is_soft_cap(cap), f"cap {cap} is not a plain number above 0")
+    return x.width
+
+
+def gate_rows(x: Shaped, gate: Shaped) -> int:
+    """[T, width] and one gate a row to [T, width]."""
+    _require_floats("gate_rows", x, gate)
+    _require("gate_rows", [x, gate], gate.width == 1, "needs one gate a row")
+    return x.width
+
+
+def route(logits: Shaped, num_active: int) -> int:
+    """[T, num_experts] to the same."""
+    _require_floats("route", logits)
+    holds = 1 <= num_active <= logits.width <= MAX_EXPERTS
+    _require("route", [logits], holds, f"{num_active} active of at most {MAX_EXPERTS} experts")
+    return logits.width
+
+
+def experts(
+    x: Shaped, routing: Shaped, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str
+) -> int:
+    """x [T, k] and a weight an expert [T, num_experts] to [T, n of every down]."""
+    tensors = [x, routing]
+    _require_floats("experts", *tensors)
+    fits = len(gate_up) == len(down) == routing.width
+    _require("experts", tensors, fits, f"has weights of {len(gate_up)} experts")
+    inner, width = down[0].k, down[0].n
+    alike = all((up.n, up.k) == (2 * inner, x.width) for up in gate_up)
+    alike = alike and all((w.n, w.k) == (width, inner) for w in down)
+    _require("experts", tensors, alike, f"experts differ, or are not {x.width} wide")
+    _require("experts", tensors, activation in ACTIVATIONS, f"{activation!r} is not known")
+    return width
 
 
 def add(a: Shaped, b: Shaped) -> int:

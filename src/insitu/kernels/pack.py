@@ -87,6 +87,14 @@ class PackedLinear:
             segment.data = None
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The weights of a mixture, one entry an expert; gate and up are two segments of one linear."""
+
+    gate_up: tuple[PackedLinear, ...]
+    down: tuple[PackedLinear, ...]
+
+
 # Outputs of an n-block: packed, multiplied and claimed by threads together.
 OUTPUTS = 32
 _UPPER_BITS = {BlockType.Q5_0: 1, BlockType.Q6_K: 2}  # stored apart from the nibbles

@@ -20,7 +20,7 @@ from insitu.kernels import ops as rules
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from insitu.kernels.pack import PackedLinear
+    from insitu.kernels.pack import Experts, PackedLinear
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -150,14 +150,23 @@ class Program:
         return program
 
     def embed(self, weight: PackedLinear, token_ids: Tensor) -> Tensor:
-        """Rows of ``weight``, dequantised: [T, k]."""
+        """Rows of ``weight`` of these ids (or positions), dequantised: [T, k]."""
         width = rules.embed(weight, token_ids)
         return self._record("embed", (token_ids,), width, weight=weight)
 
     def rms_norm(self, x: Tensor, weight: Float32, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight: [T, width]."""
+        """x / sqrt(mean(x^2) + eps) * weight: [T, width].
+
+        A weight shorter than a row (that of one head) norms each part of its length by itself.
+        """
         width = rules.rms_norm(x, len(weight), eps)
         return self._record("rms_norm", (x,), width, weight=weight, eps=float(eps))
+
+    def layer_norm(self, x: Tensor, weight: Float32, bias: Float32, eps: float) -> Tensor:
+        """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias: [T, width]."""
+        width = rules.layer_norm(x, len(weight), len(bias), eps)
+        both = np.concatenate([weight, bias])
+        return self._record("layer_norm", (x,), width, weight=both, eps=float(eps))
 
     def linear(self, x: Tensor, weight: PackedLinear, residual: Tensor | None = None) -> Tensor:
         """x times the transposed weight, plus its bias, plus ``residual``: [T, n].
@@ -172,11 +181,23 @@ class Program:
             "linear", inputs, width, weight=weight, groups=(0,), has_residual=has_residual
         )
 
-    def rope_angles(self, dim: int, theta: float, factor: float = 1.0) -> Tensor:
-        """cos (first half) and sin of position / factor * theta^(-2i / dim): [T, dim]."""
-        width = rules.rope_angles(self.positions, dim, theta, factor)
-        inputs = (self.positions,)
-        return self._record("rope_angles", inputs, width, dim=dim, theta=theta, factor=factor)
+    def rope_angles(
+        self, dim: int, theta: float, divisors: Sequence[float] = (), magnitude: float = 1.0
+    ) -> Tensor:
+        """magnitude * cos (first half) and sin of position * theta^(-2i / dim) / divisor: [T, dim].
+
+        There is one divisor a pair i, or none.
+        """
+        width = rules.rope_angles(self.positions, dim, theta, divisors, magnitude)
+        return self._record(
+            "rope_angles",
+            (self.positions,),
+            width,
+            dim=dim,
+            theta=theta,
+            divisors=tuple(divisors),
+            magnitude=magnitude,
+        )
 
     def rope(
         self, x: Tensor, angles: Tensor, num_heads: int, head_dim: int, pairing: str
@@ -233,6 +254,43 @@ class Program:
     def gated(self, activation: str, x: Tensor) -> Tensor:
         """activation(gate) * up of x = gate columns, then up columns: [T, width / 2]."""
         return self._record("gated", (x,), rules.gated(x, activation), activation=activation)
+
+    def activate(self, activation: str, x: Tensor) -> Tensor:
+        """activation(x): [T, width]."""
+        width = rules.activate(x, activation)
+        return self._record("activate", (x,), width, activation=activation)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """factor * x: [T, width]."""
+        return self._record("scale", (x,), rules.scale(x, factor), scale=float(factor))
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap): [T, width]."""
+        return self._record("soft_cap", (x,), rules.soft_cap(x, cap), soft_cap=float(cap))
+
+    def gate_rows(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * sigmoid(gate), one gate a row: [T, width]."""
+        return self._record("gate_rows", (x, gate), rules.gate_rows(x, gate))
+
+    def route(self, logits: Tensor, num_active: int, *, is_normalised: bool) -> Tensor:
+        """Weights of a mixture: [T, num_experts], 0 for all but the ``num_active`` highest logits.
+
+        They are the softmax over all experts, or over the chosen ones where it is normalised.
+        """
+        width = rules.route(logits, num_active)
+        attributes = {"num_active": num_active, "is_normalised": is_normalised}
+        return self._record("route", (logits,), width, **attributes)
+
+    def experts(
+        self, activation: str, x: Tensor, routing: Tensor, weight: Experts, num_active: int
+    ) -> Tensor:
+        """Sum of weight * down(gated(gate_up x)) over a row's experts, in their order: [T, n].
+
+        An expert of weight 0 is not asked; at most ``num_active`` of a row's are not 0.
+        """
+        width = rules.experts(x, routing, weight.gate_up, weight.down, activation)
+        attributes = {"activation": activation, "num_active": num_active}
+        return self._record("experts", (x, routing), width, weight=weight, **attributes)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """a + b."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.kernels import reference_attention, reference_linear
+from insitu.kernels import reference_attention, reference_experts, reference_linear
 from insitu.kernels.blocks import BlockType, Unpacked, decode, unpack
 from insitu.kernels.program import GROUPS
 from insitu.kernels.reference_math import (
@@ -23,16 +23,20 @@ from insitu.kernels.reference_math import (
     QuantizedRows,
     exp,
     fma,
+    gelu,
+    gelu_in_order,
     in_lanes,
+    lane_sum,
     quantize,
     reduce_lanes,
+    tanh,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from insitu.kernels.kv_layout import KVLayout
-    from insitu.kernels.pack import Segment
+    from insitu.kernels.pack import PackedLinear, Segment
     from insitu.kernels.program import BatchArrays, Op, Program, Tensor
 
 Float32 = npt.NDArray[np.float32]
@@ -51,12 +55,19 @@ class Reference:
         self._operators: dict[str, Callable[[Op, BatchArrays], Any]] = {
             "embed": self._embed,
             "rms_norm": self._rms_norm,
+            "layer_norm": self._layer_norm,
             "quantize_rows": self._quantize_rows,
             "linear": self._linear,
             "rope_angles": self._rope_angles,
             "rope": self._rope,
             "attention": self._attention,
             "gated": self._gated,
+            "activate": self._activated,
+            "scale": self._scale,
+            "soft_cap": self._soft_cap,
+            "gate_rows": self._gate_rows,
+            "route": self._route,
+            "experts": self._experts,
             "add": self._add,
             "take": self._take,
         }
@@ -91,21 +102,29 @@ class Reference:
 
     def _embed(self, op: Op, batch: BatchArrays) -> Float32:
         (segment,) = op.weight.segments
-        rows = np.frombuffer(segment.raw(), np.uint8).reshape(segment.n, -1)[batch.token_ids]
+        ids = batch.positions if op.inputs[0] is self._program.positions else batch.token_ids
+        rows = np.frombuffer(segment.raw(), np.uint8).reshape(segment.n, -1)[ids]
         return decode(segment.block_type, rows.reshape(-1), len(rows), segment.k).copy()
 
     def _rms_norm(self, op: Op, _: BatchArrays) -> Float32:
-        x, eps = self._read(op.inputs[0]), np.float32(op.attributes["eps"])
+        whole, eps = self._read(op.inputs[0]), np.float32(op.attributes["eps"])
+        x = whole.reshape(-1, len(op.weight))
         if not self._in_kernel_order:
             mean = np.mean(x * x, axis=1, keepdims=True)
-            return np.asarray(x / np.sqrt(mean + eps) * op.weight, np.float32)
-        groups = in_lanes(x)
-        squares = np.zeros((len(x), LANES), np.float32)
-        for group in range(groups.shape[1]):
-            squares = fma(groups[:, group], groups[:, group], squares)
-        mean = reduce_lanes(squares) / np.float32(x.shape[1])
-        scale = np.float32(1) / np.sqrt(mean + eps)
-        return np.asarray((x * scale[:, None]) * op.weight)
+            return np.asarray(x / np.sqrt(mean + eps) * op.weight, np.float32).reshape(whole.shape)
+        scale = np.float32(1) / np.sqrt(_mean_square(x) + eps)
+        return np.asarray((x * scale[:, None]) * op.weight).reshape(whole.shape)
+
+    def _layer_norm(self, op: Op, _: BatchArrays) -> Float32:
+        x, eps = self._read(op.inputs[0]), np.float32(op.attributes["eps"])
+        weight, bias = np.split(op.weight, 2)
+        if not self._in_kernel_order:
+            centred = x - np.mean(x, axis=1, keepdims=True)
+            mean = np.mean(centred * centred, axis=1, keepdims=True)
+            return np.asarray(centred / np.sqrt(mean + eps) * weight + bias, np.float32)
+        centred = x - (lane_sum(x) / np.float32(x.shape[1]))[:, None]
+        scale = np.float32(1) / np.sqrt(_mean_square(centred) + eps)
+        return fma(centred * scale[:, None], weight, bias)
 
     def _quantize_rows(self, op: Op, _: BatchArrays) -> QuantizedRows:
         return quantize(self._read(op.inputs[0]), op.attributes["group"])
@@ -113,13 +132,15 @@ class Reference:
     def _linear(self, op: Op, _: BatchArrays) -> Float32:
         groups = op.attributes["groups"]
         forms = dict(zip(groups, map(self._read, op.inputs), strict=False))
-        columns = [self._segment(segment, forms) for segment in op.weight.segments]
-        y = np.concatenate(columns, axis=1)
-        if op.weight.bias is not None:
-            y = y + op.weight.bias
+        y = self._product(op.weight, forms)
         if op.attributes["has_residual"]:
             y = y + self._read(op.inputs[len(groups)])
-        return self._gate(y) if "activation" in op.attributes else y
+        return self._gate(y, op.attributes["activation"]) if "activation" in op.attributes else y
+
+    def _product(self, weight: PackedLinear, forms: dict[int, Any]) -> Float32:
+        columns = [self._segment(segment, forms) for segment in weight.segments]
+        y = np.concatenate(columns, axis=1)
+        return y if weight.bias is None else y + weight.bias
 
     def _segment(self, segment: Segment, forms: dict[int, Any]) -> Float32:
         """One segment's outputs, from the form of the input that its group asks for."""
@@ -145,9 +166,11 @@ class Reference:
         dim, theta = op.attributes["dim"], np.float64(op.attributes["theta"])
         exponents = -2.0 * np.arange(dim // 2) / dim
         frequencies = np.exp(exponents * np.log(theta))
-        positions = batch.positions.astype(np.float64) / op.attributes["factor"]
-        angles = positions[:, None] * frequencies
-        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        if op.attributes["divisors"]:
+            frequencies = frequencies / np.array(op.attributes["divisors"])
+        angles = batch.positions.astype(np.float64)[:, None] * frequencies
+        both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        return (both * op.attributes["magnitude"]).astype(np.float32)
 
     def _rope(self, op: Op, _: BatchArrays) -> Float32:
         x, angles = (self._read(tensor) for tensor in op.inputs)
@@ -185,12 +208,57 @@ class Reference:
         return np.asarray(out.reshape(q.shape))
 
     def _gated(self, op: Op, _: BatchArrays) -> Float32:
-        return self._gate(self._read(op.inputs[0]))
+        return self._gate(self._read(op.inputs[0]), op.attributes["activation"])
 
-    def _gate(self, x: Float32) -> Float32:
+    def _gate(self, x: Float32, activation: str) -> Float32:
         gate, up = np.split(x, 2, axis=1)
+        return np.asarray(self._activation(activation, gate) * up)
+
+    def _activated(self, op: Op, _: BatchArrays) -> Float32:
+        return self._activation(op.attributes["activation"], self._read(op.inputs[0]))
+
+    def _activation(self, name: str, x: Float32) -> Float32:
+        if name == "gelu":
+            return gelu_in_order(x) if self._in_kernel_order else gelu(x)
+        power = exp(-x) if self._in_kernel_order else np.exp(-x)
+        return np.asarray(x / (np.float32(1) + power))
+
+    def _scale(self, op: Op, _: BatchArrays) -> Float32:
+        return np.asarray(self._read(op.inputs[0]) * np.float32(op.attributes["scale"]))
+
+    def _soft_cap(self, op: Op, _: BatchArrays) -> Float32:
+        x, cap = self._read(op.inputs[0]), np.float32(op.attributes["soft_cap"])
+        if not self._in_kernel_order:
+            return np.asarray(np.tanh(x / cap) * cap)
+        return np.asarray(tanh(x * (np.float32(1) / cap)) * cap)
+
+    def _gate_rows(self, op: Op, _: BatchArrays) -> Float32:
+        x, gate = (self._read(tensor) for tensor in op.inputs)
         power = exp(-gate) if self._in_kernel_order else np.exp(-gate)
-        return np.asarray(gate / (np.float32(1) + power) * up)
+        return np.asarray(x * (np.float32(1) / (np.float32(1) + power)))
+
+    def _route(self, op: Op, _: BatchArrays) -> Float32:
+        how = op.attributes
+        return reference_experts.route(
+            self._read(op.inputs[0]), how["num_active"], is_normalised=how["is_normalised"]
+        )
+
+    def _experts(self, op: Op, _: BatchArrays) -> Float32:
+        x, routing = (self._read(tensor) for tensor in op.inputs)
+        out = np.zeros((len(x), op.outputs[0].width), np.float32)
+        for e, (gate_up, down) in enumerate(zip(op.weight.gate_up, op.weight.down, strict=True)):
+            rows = np.flatnonzero(routing[:, e])
+            if len(rows) == 0:
+                continue
+            h = self._gate(self._product_of_floats(gate_up, x[rows]), op.attributes["activation"])
+            y = self._product_of_floats(down, h)
+            out[rows] = fma(y, routing[rows, e, None], out[rows])
+        return out
+
+    def _product_of_floats(self, weight: PackedLinear, x: Float32) -> Float32:
+        """A linear over rows that become what its segments ask for."""
+        groups = weight.groups if self._in_kernel_order else (0,)
+        return self._product(weight, {g: quantize(x, g) if g else x for g in groups})
 
     def _add(self, op: Op, _: BatchArrays) -> Float32:
         a, b = (self._read(tensor) for tensor in op.inputs)
@@ -198,3 +266,12 @@ class Reference:
 
     def _take(self, op: Op, batch: BatchArrays) -> Float32:
         return np.asarray(self._read(op.inputs[0])[batch.logit_rows])
+
+
+def _mean_square(x: Float32) -> Float32:
+    """[rows], in the kernels' order."""
+    groups = in_lanes(x)
+    squares = np.zeros((len(x), LANES), np.float32)
+    for group in range(groups.shape[1]):
+        squares = fma(groups[:, group], groups[:, group], squares)
+    return np.asarray(reduce_lanes(squares) / np.float32(x.shape[1]))

@@ -99,6 +99,21 @@ def tanh(x: Float32) -> Float32:
     return np.where(magnitude < np.float32(0.625), near, np.where(x < 0, -far, far))
 
 
+_GELU_SLOPE, _GELU_CUBE = np.float32(0.797884561), np.float32(0.044715)  # the first: sqrt(2 / pi)
+
+
+def gelu(x: Float32) -> Float32:
+    """Its tanh form."""
+    inner = _GELU_SLOPE * (x + _GELU_CUBE * x * x * x)
+    return np.asarray(np.float32(0.5) * x * (np.float32(1) + np.tanh(inner)))
+
+
+def gelu_in_order(x: Float32) -> Float32:
+    """The same as the kernels compute it."""
+    inner = _GELU_SLOPE * x * fma(x * x, _GELU_CUBE, np.float32(1))
+    return np.asarray(np.float32(0.5) * x * (np.float32(1) + tanh(inner)))
+
+
 def quantize(x: Float32, group: int) -> QuantizedRows:
     """One scale per row and group, from the largest magnitude; NaN or Inf gives zero integers."""
     rows = np.ascontiguousarray(x).reshape(len(x), -1, group)

@@ -49,7 +49,8 @@ def plan(path: Path, **settings: Any) -> Planned:
     wanted = Wanted(**settings)
     source = open_source(path)
     try:
-        made = make_plan(load_model(source), wanted, defaults=_sampling_defaults(source, wanted))
+        model = load_model(source, wanted.max_model_len)
+        made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
         return Planned(made, f"sha256:{source.digest()}", source.size_bytes)
     finally:
         source.close()
@@ -75,7 +76,7 @@ def build(
         # The digest is made while weights are packed, and only of a file that can be served.
         with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
             codec = workers.submit(_load_codec, source)
-            model = load_model(source)
+            model = load_model(source, wanted.max_model_len)
             made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
             tokenizer, template = codec.result()
             _require_rows(source, tokenizer, model)

@@ -1,294 +1,205 @@
-"""Read a decoder's numbers from a file's metadata, refusing what is not implemented by name.
+"""The parts of a decoder's spec that most families read alike.
 
-Not here: which metadata a family uses or how its rope pairs dims; families pass that in. GGUF keys
-carry the architecture as a prefix; config.json keys are the ones Hugging Face writes.
+Not here: single keys (``keys``), rope (``rope``), or what one family does differently.
 
-Always true: a key that would change the arithmetic is read, or its value is neutral, or the load is
-refused with the key's name.
+Always true: sizes that contradict each other, or a tensor, are refused with the key's name.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from insitu.models.spec import DecoderSpec, RopeSpec, SpecError
-from insitu.weights.errors import ModelFileError
+from insitu.models.keys import MAX_MODEL_LEN, MAX_SIZE, Keys
+from insitu.kernels.ops import MAX_EXPERTS
+from insitu.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    Multipliers,
+    NormSpec,
+    SpecError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
-    from insitu.weights.metadata import Metadata
+    from insitu.models.spec import NormKind
     from insitu.weights.source import TensorSource
 
-    Pairing = Literal["adjacent", "halves"]
-
-MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
-MAX_MODEL_LEN = 1 << 24
-DEFAULT_THETA = 10000.0
-
-# Keys of `<architecture>.*` that are read below or say nothing about the arithmetic.
-_GGUF_KEYS = {
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "vocab_size",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.value_length",
-    "attention.layer_norm_rms_epsilon",
-    "rope.freq_base",
-    "rope.dimension_count",
-    "rope.scale_linear",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",
-}
-_CONFIG_KEYS = {
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "hidden_act",
-    "tie_word_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    # Training only, or how to load: no influence on a forward pass.
-    "attention_dropout",
-    "attn_implementation",
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "hidden_dropout",
-    "initializer_range",
-    "layer_norm_eps",
-    "max_window_layers",  # asks for nothing while no window is in use
-    "sliding_window",  # judged by each family
-    "use_sliding_window",
-    "layer_types",
-    "pretraining_tp",
-    "output_attentions",
-    "output_hidden_states",
-}
-# A key that looks like one of these changes the arithmetic: unknown ones are refused.
-_MEANINGFUL = re.compile(
-    "rope|rotary|attn|attention|expert|moe|router|window|sliding|softcap|scal|multiplier|bias"
-    "|norm|mlp|quant|layer|head|hidden|residual|parallel|clip"
-)
-_ROPE_KEYS = {"type", "rope_type", "factor", "rope_theta"}
+# What families call the token embedding in a checkpoint.
+EMBEDDINGS = ("model.embed_tokens.weight", "wte.weight", "transformer.wte.weight")
+GATED_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 
 
-def refuse(source: TensorSource, where: str, message: str) -> ModelFileError:
-    """An error that names the file and the key or tensor at fault."""
-    return ModelFileError(source.path, where, message)
-
-
-def gguf_spec(source: TensorSource, architecture: str, pairing: Pairing) -> DecoderSpec:
-    """Numbers under `<architecture>.` of a GGUF file."""
-    keys, prefix = source.metadata, f"{architecture}."
-    _refuse_unknown_gguf(source, prefix)
-    hidden_size = _size(keys, f"{prefix}embedding_length")
-    num_heads = _size(keys, f"{prefix}attention.head_count")
-    head_dim = _size(keys, f"{prefix}attention.key_length", _head_dim(hidden_size, num_heads))
-    value_dim = _size(keys, f"{prefix}attention.value_length", head_dim)
+def attention_of(
+    keys: Keys, *, scale: float | None = None, soft_cap: float = 0.0
+) -> AttentionSpec:
+    """Heads, their dims, and 1 / sqrt(head_dim) as the scale unless told otherwise."""
+    hidden_size = keys.integer("embedding_length", "hidden_size")
+    num_heads = keys.integer("attention.head_count", "num_attention_heads")
+    if keys.has("attention.key_length", "head_dim") or hidden_size % num_heads:
+        head_dim = keys.integer("attention.key_length", "head_dim")
+    else:
+        head_dim = hidden_size // num_heads
+    value_dim = keys.integer("attention.value_length", None, head_dim)
     if value_dim != head_dim:
+        where = keys.key("attention.value_length", None)
         message = f"{value_dim} differs from the key length {head_dim}: not supported"
-        raise refuse(source, f"{prefix}attention.value_length", message)
-    rope = RopeSpec(
-        keys.number(f"{prefix}rope.freq_base", default=DEFAULT_THETA, minimum=1e-6, maximum=1e30),
-        _size(keys, f"{prefix}rope.dimension_count", head_dim),
-        pairing,
-        _gguf_rope_factor(source, prefix),
-    )
-    return _build(
-        source,
-        hidden_size=hidden_size,
-        intermediate_size=_size(keys, f"{prefix}feed_forward_length"),
-        num_layers=keys.integer(f"{prefix}block_count", minimum=1, maximum=MAX_LAYERS),
+        raise keys.refuse(where, message)
+    num_kv_heads = keys.integer("attention.head_count_kv", "num_key_value_heads", num_heads)
+    return AttentionSpec(
         num_heads=num_heads,
-        num_kv_heads=_size(keys, f"{prefix}attention.head_count_kv", num_heads),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=_vocab_size(source, "token_embd.weight", f"{prefix}vocab_size"),
-        norm_eps=_eps(keys, f"{prefix}attention.layer_norm_rms_epsilon"),
-        rope=rope,
-        max_model_len=_model_len(keys, f"{prefix}context_length"),
+        scale=float(head_dim) ** -0.5 if scale is None else scale,
+        soft_cap=soft_cap,
     )
 
 
-def config_spec(
-    source: TensorSource, pairing: Pairing, extra_keys: Collection[str] = ()
+def mlp_of(keys: Keys, *, activation: str = "silu", key: str = "hidden_act") -> MlpSpec:
+    """A gated block; a config.json may name another activation only in words that mean the same."""
+    wanted = keys.string(None, key, activation)
+    known = GATED_ACTIVATIONS.get(wanted, wanted)
+    if known != activation:
+        raise keys.refuse(key, f"{wanted!r} is not supported (only {activation!r})")
+    return MlpSpec(keys.integer("feed_forward_length", "intermediate_size"), activation)
+
+
+def moe_of(
+    keys: Keys,
+    *,
+    count: str,
+    size: str,
+    is_normalised: bool,
+    shared: MlpSpec | None = None,
+) -> MoeSpec:
+    """A mixture of experts, whose number and inner size a config.json calls by these names."""
+    own_size = "expert_feed_forward_length"
+    if keys.is_gguf and not keys.has(own_size, None):
+        own_size = "feed_forward_length"
+    return MoeSpec(
+        expert=MlpSpec(keys.integer(own_size, size)),
+        num_experts=keys.integer("expert_count", count, most=MAX_EXPERTS),
+        num_active=keys.integer("expert_used_count", "num_experts_per_tok", most=MAX_EXPERTS),
+        is_normalised=is_normalised,
+        shared=shared,
+    )
+
+
+def biases_of(source: TensorSource) -> set[str]:
+    """Which linears a config.json gives biases to."""
+    if source.format == "gguf":
+        return set()
+    has, biases = source.metadata.boolean, set()
+    if has("attention_bias", False):  # noqa: FBT003
+        biases |= {"qkv", "o_proj"}
+    if has("mlp_bias", False):  # noqa: FBT003
+        biases |= {"gate_up", "down_proj"}
+    return biases
+
+
+def num_layers_of(keys: Keys) -> int:
+    """How many layers."""
+    return keys.integer("block_count", "num_hidden_layers", most=MAX_LAYERS)
+
+
+def norm_of(keys: Keys, kind: NormKind = "rms") -> NormSpec:
+    """The kind of norm and its epsilon."""
+    names = {
+        "rms": ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+        "layer": ("attention.layer_norm_epsilon", "layer_norm_eps"),
+    }[kind]
+    return NormSpec(kind, keys.number(*names, least=1e-12, most=1.0))
+
+
+def window_of(keys: Keys) -> int:
+    """The window that some layers have; 0: none."""
+    key = keys.key("attention.sliding_window", "sliding_window")
+    assert key is not None
+    return keys.metadata.integer(key, 0, minimum=0, maximum=MAX_MODEL_LEN)
+
+
+def windows_of(keys: Keys, window: int, has_window: Sequence[bool]) -> tuple[int, ...]:
+    """Each layer's window: as layer_types says, or else where the family has them."""
+    keys.ignore("layer_types")
+    kinds = [] if keys.is_gguf else keys.metadata.strings("layer_types", [])
+    if kinds:
+        if len(kinds) != len(has_window):
+            raise keys.refuse("layer_types", f"names {len(kinds)} of {len(has_window)} layers")
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise keys.refuse("layer_types", f"{min(unknown)!r} is not supported")
+        has_window = [kind == "sliding_attention" for kind in kinds]
+    if any(has_window) and not window and kinds:
+        raise keys.refuse("sliding_window", "is missing, but layer_types asks for it")
+    return tuple(window if has else 0 for has in has_window)
+
+
+def decoder_of(
+    keys: Keys,
+    *,
+    attention: AttentionSpec,
+    layers: Sequence[LayerSpec],
+    norm: NormSpec,
+    multipliers: Multipliers = Multipliers(),
+    max_model_len: int | None = None,
 ) -> DecoderSpec:
-    """Numbers of a config.json; the family has judged ``extra_keys`` itself."""
-    keys = source.metadata
-    _refuse_unknown_config(source, extra_keys)
-    hidden_size, num_heads = _size(keys, "hidden_size"), _size(keys, "num_attention_heads")
-    head_dim = _size(keys, "head_dim", _head_dim(hidden_size, num_heads))
-    theta, factor = _config_rope(source)
-    activation = keys.string("hidden_act", default="silu")
-    if activation != "silu":
-        raise refuse(source, "hidden_act", f"{activation!r} is not supported (only 'silu')")
-    return _build(
-        source,
-        hidden_size=hidden_size,
-        intermediate_size=_size(keys, "intermediate_size"),
-        num_layers=keys.integer("num_hidden_layers", minimum=1, maximum=MAX_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=_size(keys, "num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        vocab_size=_vocab_size(source, "model.embed_tokens.weight", "vocab_size"),
-        norm_eps=_eps(keys, "rms_norm_eps"),
-        rope=RopeSpec(theta, head_dim, pairing, factor),
-        max_model_len=_model_len(keys, "max_position_embeddings"),
-    )
-
-
-def _build(source: TensorSource, **sizes: object) -> DecoderSpec:
+    """The whole; keys that nobody read are refused here."""
+    if max_model_len is None:
+        max_model_len = model_len_of(keys)
+    # A head that is stored, or tied: names says how.
+    keys.ignore("tie_word_embeddings")
+    vocab_size = _vocab_size(keys)
+    keys.finish()
     try:
-        return DecoderSpec(**sizes)  # type: ignore[arg-type]
+        return DecoderSpec(
+            hidden_size=keys.integer("embedding_length", "hidden_size"),
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            norm=norm,
+            attention=attention,
+            layers=tuple(layers),
+            multipliers=multipliers,
+        )
     except SpecError as error:
-        raise refuse(source, error.field, error.message) from None
+        raise keys.refuse(error.field, error.message) from None
 
 
-def _size(keys: Metadata, key: str, default: int | None = None) -> int:
-    if default is None:
-        return keys.integer(key, minimum=1, maximum=MAX_SIZE)
-    return keys.integer(key, default=default, minimum=1, maximum=MAX_SIZE)
+def model_len_of(keys: Keys) -> int:
+    """Positions the file says the model has."""
+    return keys.integer("context_length", "max_position_embeddings", most=MAX_MODEL_LEN)
 
 
-def _head_dim(hidden_size: int, num_heads: int) -> int | None:
-    """What a head's dims are unless the file says; None where the file has to."""
-    return hidden_size // num_heads if hidden_size % num_heads == 0 else None
-
-
-def _eps(keys: Metadata, key: str) -> float:
-    return keys.number(key, minimum=1e-12, maximum=1.0)
-
-
-def _model_len(keys: Metadata, key: str) -> int:
-    return keys.integer(key, minimum=1, maximum=MAX_MODEL_LEN)
-
-
-def _vocab_size(source: TensorSource, embedding: str, key: str) -> int:
+def _vocab_size(keys: Keys) -> int:
     """Rows of the embedding, which the key must agree with where it is given."""
-    info = source.tensors.get(embedding)
+    names = ("token_embd.weight",) if keys.is_gguf else EMBEDDINGS
+    embedding = next((name for name in names if name in keys.source.tensors), names[0])
+    info = keys.source.tensors.get(embedding)
     if info is None:
-        raise refuse(source, embedding, "the tensor is missing")
+        raise keys.refuse(embedding, "the tensor is missing")
     if len(info.shape) != 2:
-        raise refuse(source, embedding, f"has shape {tuple(info.shape)}, not two dimensions")
+        raise keys.refuse(embedding, f"has shape {tuple(info.shape)}, not two dimensions")
     num_rows = info.shape[0]
-    told = source.metadata.integer(key, default=num_rows, minimum=1, maximum=MAX_SIZE)
+    told = keys.integer("vocab_size", "vocab_size", num_rows, most=MAX_SIZE)
     if told != num_rows:
-        raise refuse(source, key, f"is {told}, but {embedding} has {num_rows} rows")
+        where = keys.key("vocab_size", "vocab_size")
+        raise keys.refuse(where, f"is {told}, but {embedding} has {num_rows} rows")
     return num_rows
 
 
-def _refuse_unknown_gguf(source: TensorSource, prefix: str) -> None:
-    for key in source.metadata.keys():  # noqa: SIM118
-        name = key.removeprefix(prefix)
-        if name == key or name in _GGUF_KEYS:
-            continue
-        if name.startswith(("expert_", "attention.sliding_window")) and not (
-            source.metadata.integer(key, minimum=0, maximum=MAX_MODEL_LEN)
-        ):
-            continue  # a count or window of zero asks for nothing
-        raise refuse(source, key, "is not supported")
 
 
-def _gguf_rope_factor(source: TensorSource, prefix: str) -> float:
-    keys = source.metadata
-    key = f"{prefix}rope.scaling.type"
-    kind = keys.string(key, default="none")
-    if kind not in ("none", "linear"):
-        raise refuse(source, key, f"rope scaling {kind!r} is not supported (none, linear)")
-    for name in ("rope.scaling.factor", "rope.scale_linear"):
-        key = f"{prefix}{name}"
-        if not keys.has(key):
-            continue
-        factor = keys.number(key, minimum=1e-6, maximum=1e6)
-        # Old files give scale_linear alone; a factor without a kind would be guesswork.
-        if kind == "linear" or name == "rope.scale_linear":
-            return factor
-        if factor != 1.0:
-            raise refuse(source, key, f"{factor} is given, but rope.scaling.type is {kind!r}")
-    if kind == "linear":
-        raise refuse(source, f"{prefix}rope.scaling.factor", "is missing")
-    return 1.0
-
-
-def _refuse_unknown_config(source: TensorSource, extra_keys: Collection[str]) -> None:
-    keys = source.metadata
-    for key in keys.keys():  # noqa: SIM118
-        known = key in _CONFIG_KEYS or key in extra_keys
-        if known or not _MEANINGFUL.search(key.lower()) or not keys.has(key):
-            continue
-        if _is_neutral(keys, key):
-            continue
-        raise refuse(source, key, "is not supported")
-
-
-def _is_neutral(keys: Metadata, key: str) -> bool:
-    """False, or a value that is no boolean at all (which is not neutral)."""
-    try:
-        return not keys.boolean(key)
-    except ModelFileError:
-        return False
-
-
-def _config_rope(source: TensorSource) -> tuple[float, float]:
-    """(theta, linear factor) from `rope_theta`, `rope_scaling` and the newer `rope_parameters`."""
-    keys = source.metadata
-    thetas: dict[str, float] = {}
-    factors: dict[str, float] = {}
-    if keys.has("rope_theta"):
-        thetas["rope_theta"] = _theta(keys, "rope_theta")
-    for where in ("rope_scaling", "rope_parameters"):
-        rope = keys.mapping(where)
-        if rope is None:
-            continue
-        if rope.has("rope_theta"):
-            thetas[f"{where}.rope_theta"] = _theta(rope, "rope_theta")
-        factors[where] = _config_rope_factor(source, where, rope)
-    theta = _agreed(source, thetas, DEFAULT_THETA)
-    return theta, _agreed(source, factors, 1.0)
-
-
-def _theta(keys: Metadata, key: str) -> float:
-    return keys.number(key, minimum=1e-6, maximum=1e30)
-
-
-def _agreed(source: TensorSource, values: dict[str, float], default: float) -> float:
-    """The one value that all spellings give."""
-    if len(set(values.values())) > 1:
-        told = ", ".join(f"{key} {value}" for key, value in values.items())
-        raise refuse(source, next(iter(values)), f"is given twice and differs: {told}")
-    return next(iter(values.values()), default)
-
-
-def _config_rope_factor(source: TensorSource, where: str, rope: Metadata) -> float:
-    kinds = {rope.string(key) for key in ("rope_type", "type") if rope.has(key)}
-    if len(kinds) > 1:
-        raise refuse(source, where, f"type and rope_type differ: {sorted(kinds)}")
-    has_keys = any(rope.has(key) for key in rope.keys())  # noqa: SIM118
-    if not kinds and has_keys and where == "rope_scaling":
-        raise refuse(source, f"{where}.rope_type", "is missing")
-    kind = next(iter(kinds), "default")
-    if kind not in ("default", "linear"):
-        raise refuse(source, where, f"rope scaling {kind!r} is not supported (linear)")
-    for key in rope.keys():  # noqa: SIM118
-        if key not in _ROPE_KEYS and rope.has(key):
-            raise refuse(source, f"{where}.{key}", f"is not a setting of rope type {kind!r}")
-    if kind == "linear":
-        return rope.number("factor", minimum=1e-6, maximum=1e6)
-    factor = rope.number("factor", default=1.0)
-    if factor != 1.0:
-        raise refuse(source, f"{where}.factor", f"{factor} is given, but no scaling kind uses it")
-    return 1.0
+def upper_windows_of(keys: Keys, num_layers: int) -> tuple[int, ...]:
+    """Windows that are used only if a config.json says so, from ``max_window_layers`` up."""
+    window = window_of(keys)
+    if not keys.is_gguf and not keys.boolean(None, "use_sliding_window", default=False):
+        window = 0
+    first = keys.integer(None, "max_window_layers", 28, least=0)
+    has_window = [bool(window) and index >= first for index in range(num_layers)]
+    if not window:
+        keys.ignore("layer_types")
+        return (0,) * num_layers
+    return windows_of(keys, window, has_window)

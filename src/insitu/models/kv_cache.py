@@ -16,4 +16,5 @@ if TYPE_CHECKING:
 
 def kv_layout(spec: DecoderSpec, *, block_size: int = 32, dtype: KVDtype = "f16") -> KVLayout:
     """What one KV block of this decoder holds."""
-    return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, dtype)
+    heads = spec.attention
+    return KVLayout(spec.num_layers, heads.num_kv_heads, heads.head_dim, block_size, dtype)

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from insitu.models.config import refuse
 from insitu.models.decoder import record_decoder
 from insitu.models.families import FAMILIES
+from insitu.models.keys import refuse
 from insitu.weights.place import Placement
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from insitu.kernels.blocks import BlockType
     from insitu.kernels.pack import PackedLinear
     from insitu.kernels.program import Program
-    from insitu.models.decoder import Weights
     from insitu.models.spec import DecoderSpec
+    from insitu.models.weights import Weights
     from insitu.weights.source import TensorSource
 
 
@@ -49,10 +49,13 @@ class LoadedModel:
     storage: tuple[StoredGroup, ...]
 
 
-def load_model(source: TensorSource) -> LoadedModel:
-    """Read the spec, place the weights, record the Program."""
+def load_model(source: TensorSource, max_model_len: int | None = None) -> LoadedModel:
+    """Read the spec, place the weights, record the Program.
+
+    Kinds of rope that depend on a length are fixed to ``max_model_len``, or the model's own.
+    """
     architecture, family = _family_of(source)
-    spec = family.spec_from(source)
+    spec: DecoderSpec = family.spec_from(source, max_model_len)
     weights: Weights = family.weights_from(source, Placement(source), spec)
     program = record_decoder(spec, weights)
     return LoadedModel(
@@ -60,7 +63,7 @@ def load_model(source: TensorSource) -> LoadedModel:
         program=program,
         architecture=architecture,
         is_tied=weights.is_tied,
-        linears=tuple(linear for _, linear in _linears(weights)),
+        linears=tuple(linear for _, linear in weights.linears()),
         storage=_storage(weights),
     )
 
@@ -83,21 +86,10 @@ def _family_of(source: TensorSource) -> tuple[str, ModuleType]:
     raise refuse(source, where, f"{architecture!r} is not supported (supported: {known})")
 
 
-def _linears(weights: Weights) -> list[tuple[str, PackedLinear]]:
-    """Every distinct linear with the name of its group."""
-    named = [("token_embedding", weights.token_embedding)]
-    for layer in weights.layers:
-        named += [("qkv", layer.qkv), ("o_proj", layer.o_proj)]
-        named += [("gate_up", layer.gate_up), ("down_proj", layer.down_proj)]
-    if not weights.is_tied:
-        named.append(("lm_head", weights.lm_head))
-    return named
-
-
 def _storage(weights: Weights) -> tuple[StoredGroup, ...]:
     num_weights: Counter[tuple[str, BlockType]] = Counter()
     size_bytes: Counter[tuple[str, BlockType]] = Counter()
-    for name, linear in _linears(weights):
+    for name, linear in weights.linears():
         for segment in linear.segments:
             key = name, segment.block_type
             num_weights[key] += segment.n * segment.k

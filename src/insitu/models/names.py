@@ -1,41 +1,52 @@
-"""What a decoder's tensors are called in each file format, and how they are placed.
+"""What a decoder's tensors are called in each file format.
 
-Not here: which family has biases or which rope pairing; families say so.
+Not here: placing them (``placer``), or what a family calls differently (its own file).
 
-Always true: every linear placed here has the shape its spec demands.
+Always true: a name of None is a tensor that the decoder does without.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from insitu.models.config import refuse
-from insitu.models.decoder import LayerWeights, Weights
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+@dataclass(frozen=True, slots=True)
+class MoeNames:
+    """A mixture's tensors, in a layer. Stacked, all experts are in one tensor; else ``{}`` in a
+    name is the expert's index. One name of gate and up: a tensor that holds both, gate first."""
 
-    from insitu.kernels.pack import PackedLinear
-    from insitu.models.spec import DecoderSpec
-    from insitu.weights.place import Placement
-    from insitu.weights.source import TensorSource
+    router: str
+    gate_up: tuple[str, ...]
+    down_proj: str
+    is_stacked: bool
+    shared_gate_up: tuple[str, ...] = ()
+    shared_down_proj: str = ""
+    shared_gate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Names without `.weight` or `.bias`; a layer's follow ``layer`` filled with its index."""
+    """Names without `.weight` or `.bias`; a layer's follow ``layer`` filled with its index.
+
+    One name of query, key and value, or of gate and up, is a tensor that holds them all, in order.
+    """
 
     token_embedding: str
     final_norm: str
     lm_head: str
     layer: str
-    attention_norm: str
-    qkv: tuple[str, str, str]
+    attention_norm: str | None
+    qkv: tuple[str, ...]
     o_proj: str
-    mlp_norm: str
-    gate_up: tuple[str, str]
+    mlp_norm: str | None
+    gate_up: tuple[str, ...]
     down_proj: str
+    q_norm: str | None = None
+    k_norm: str | None = None
+    post_attention_norm: str | None = None
+    post_mlp_norm: str | None = None
+    position_embedding: str | None = None
+    moe: MoeNames | None = None
 
 
 GGUF_NAMES = TensorNames(
@@ -49,6 +60,14 @@ GGUF_NAMES = TensorNames(
     mlp_norm="ffn_norm",
     gate_up=("ffn_gate", "ffn_up"),
     down_proj="ffn_down",
+    moe=MoeNames(
+        router="ffn_gate_inp",
+        gate_up=("ffn_gate_exps", "ffn_up_exps"),
+        down_proj="ffn_down_exps",
+        is_stacked=True,
+        shared_gate_up=("ffn_gate_shexp", "ffn_up_shexp"),
+        shared_down_proj="ffn_down_shexp",
+    ),
 )
 CONFIG_NAMES = TensorNames(
     token_embedding="model.embed_tokens",  # noqa: S106
@@ -61,67 +80,12 @@ CONFIG_NAMES = TensorNames(
     mlp_norm="post_attention_layernorm",
     gate_up=("mlp.gate_proj", "mlp.up_proj"),
     down_proj="mlp.down_proj",
+    moe=MoeNames(
+        router="mlp.gate",
+        gate_up=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+        down_proj="mlp.experts.{}.down_proj",
+        is_stacked=False,
+        shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+        shared_down_proj="mlp.shared_expert.down_proj",
+    ),
 )
-
-
-class Placer:
-    """Place tensors of one file by name, checking every shape against the spec."""
-
-    def __init__(self, source: TensorSource, placement: Placement, spec: DecoderSpec) -> None:
-        self._source = source
-        self._placement = placement
-        self._spec = spec
-        self._names = GGUF_NAMES if source.format == "gguf" else CONFIG_NAMES
-
-    def weights(self, *, has_qkv_bias: bool) -> Weights:
-        """Place every tensor of a decoder; a file with one more is refused by ``finish``."""
-        spec, names = self._spec, self._names
-        embedding = self._linear([names.token_embedding], [spec.vocab_size], spec.hidden_size)
-        layers = tuple(self._layer(i, has_qkv_bias=has_qkv_bias) for i in range(spec.num_layers))
-        weights = Weights(
-            token_embedding=embedding,
-            layers=layers,
-            final_norm=self._placement.vector(f"{names.final_norm}.weight", spec.hidden_size),
-            lm_head=self._lm_head(embedding),
-        )
-        self._placement.finish()
-        return weights
-
-    def _layer(self, layer: int, *, has_qkv_bias: bool) -> LayerWeights:
-        spec, names, place = self._spec, self._names, self._placement
-        prefix = names.layer.format(layer)
-        qkv = [prefix + name for name in names.qkv]
-        gate_up = [prefix + name for name in names.gate_up]
-        hidden_size, up_size = spec.hidden_size, spec.intermediate_size
-        return LayerWeights(
-            attention_norm=place.vector(f"{prefix}{names.attention_norm}.weight", hidden_size),
-            qkv=self._linear(qkv, spec.qkv_sizes, hidden_size, has_bias=has_qkv_bias),
-            o_proj=self._linear([prefix + names.o_proj], [hidden_size], spec.qkv_sizes[0]),
-            mlp_norm=place.vector(f"{prefix}{names.mlp_norm}.weight", hidden_size),
-            gate_up=self._linear(gate_up, [up_size, up_size], hidden_size),
-            down_proj=self._linear([prefix + names.down_proj], [hidden_size], up_size),
-        )
-
-    def _lm_head(self, embedding: PackedLinear) -> PackedLinear:
-        source, name = self._source, f"{self._names.lm_head}.weight"
-        has_own = self._placement.has(name)
-        # GGUF says tied by leaving the head out; config.json says it in a key.
-        is_tied = not has_own
-        if source.format != "gguf":
-            is_tied = source.metadata.boolean("tie_word_embeddings", default=False)
-        if is_tied and not has_own:
-            return embedding
-        if is_tied and source.read(name) != source.read(embedding.segments[0].name):
-            message = "differs from the token embedding, but tie_word_embeddings is true"
-            raise refuse(source, name, message)
-        spec = self._spec
-        head = self._linear([self._names.lm_head], [spec.vocab_size], spec.hidden_size)
-        return embedding if is_tied else head
-
-    def _linear(
-        self, names: Sequence[str], sizes: Sequence[int], k: int, *, has_bias: bool = False
-    ) -> PackedLinear:
-        """One segment a name, of ``sizes`` outputs over k inputs."""
-        biases = [f"{name}.bias" for name in names] if has_bias else []
-        weights = (f"{name}.weight" for name in names)
-        return self._placement.linear(*weights, biases=biases, n=sizes, k=k)

@@ -164,6 +164,14 @@ class Metadata:
             raise self._wrong(key, value, "an object")
         return Metadata(self._path, value, f"{self._prefix}{key}.")
 
+    def merged(self, other: Metadata) -> Metadata:
+        """Both objects' keys; one that both have must have one value."""
+        for key in self.keys() & other.keys():
+            if self.has(key) and other.has(key) and self._values[key] != other._values[key]:
+                raise self.fault(key, f"differs from {shown(other._prefix + key)[1:-1]}")
+        given = {key: value for key, value in other._values.items() if value is not None}
+        return Metadata(self._path, {**self._values, **given}, self._prefix)
+
     def _absent(self, key: str, default: D) -> D:
         if default is REQUIRED:
             raise self.fault(key, "is missing")

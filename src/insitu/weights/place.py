@@ -41,18 +41,21 @@ class Placement:
         biases: Sequence[str] = (),
         n: Sequence[int] | None = None,
         k: int | None = None,
+        is_transposed: bool = False,
     ) -> PackedLinear:
         """One linear of the tensors' rows in this order, with their biases (one a name, or none).
 
-        ``n`` (rows of each) and ``k`` are checked where they are given.
+        ``n`` (rows of each) and ``k`` are checked where they are given. Transposed, the tensors
+        hold [k, n].
         """
         infos = [self._take(name) for name in names]
         wanted_k = k if k is not None else infos[0].shape[-1] if infos[0].shape else 0
         rows = n if n is not None else [info.shape[0] if info.shape else 0 for info in infos]
         for info, wanted_n in zip(infos, rows, strict=True):
-            self._check_shape(info, (wanted_n, wanted_k))
+            wanted = (wanted_n, wanted_k)
+            self._check_shape(info, wanted[::-1] if is_transposed else wanted)
         segments = [
-            Segment(info.name, info.block_type, size, wanted_k, self._source.read(info.name))
+            Segment(info.name, info.block_type, size, wanted_k, self._rows(info, is_transposed))
             for info, size in zip(infos, rows, strict=True)
         ]
         if not biases:
@@ -61,6 +64,36 @@ class Placement:
             self.vector(name, segment.n) for name, segment in zip(biases, segments, strict=True)
         ]
         return PackedLinear(segments, np.concatenate(parts))
+
+    def stacked(
+        self, *names: str, count: int, n: Sequence[int], k: int, parts: int = 1
+    ) -> tuple[PackedLinear, ...]:
+        """One linear for each of ``count`` matrices that a tensor holds: [count, n, k].
+
+        Its segments are one a name; of a single name, ``parts`` equal ones of its rows.
+        """
+        infos = [self._take(name) for name in names]
+        for info, size in zip(infos, n, strict=True):
+            self._check_shape(info, (count, size, k))
+        whole = [(info, size, self._source.read(info.name)) for info, size in zip(infos, n, strict=True)]
+        times = parts if len(names) == 1 else 1
+        linears = []
+        for index in range(count):
+            segments = []
+            for info, size, data in whole:
+                rows = size // times
+                num_bytes = rows * info.block_type.row_bytes(k)
+                for part in range(index * times, (index + 1) * times):
+                    raw = data[part * num_bytes : (part + 1) * num_bytes]
+                    segments.append(Segment(info.name, info.block_type, rows, k, raw))
+            linears.append(PackedLinear(segments))
+        return tuple(linears)
+
+    def row(self, name: str, k: int) -> PackedLinear:
+        """A linear of one output, stored as a row or as a vector."""
+        info = self._take(name)
+        self._check_shape(info, (1, k) if len(info.shape) == 2 else (k,))
+        return PackedLinear([Segment(name, info.block_type, 1, k, self._source.read(name))])
 
     def vector(self, name: str, length: int) -> Float32:
         """A tensor of one dimension as float32."""
@@ -82,6 +115,16 @@ class Placement:
             raise UnsupportedModelError(
                 self._source.path, where, f"not used by this architecture: {names}"
             )
+
+    def _rows(self, info: TensorInfo, is_transposed: bool) -> memoryview | bytes:
+        raw = self._source.read(info.name)
+        if not is_transposed:
+            return raw
+        if info.block_type not in FLOATS:
+            message = f"is {info.block_type}, which cannot be transposed"
+            raise UnsupportedModelError(self._source.path, f"tensor {info.name}", message)
+        elements = np.frombuffer(raw, f"V{info.block_type.block_bytes}").reshape(info.shape)
+        return np.ascontiguousarray(elements.T).tobytes()
 
     def _take(self, name: str) -> TensorInfo:
         info = self._source.tensors.get(name)

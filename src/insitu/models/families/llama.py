@@ -1,4 +1,6 @@
-"""Llama-type decoders (Llama, SmolLM2): no biases, rope over pairs that GGUF stores side by side.
+"""Llama-type decoders (Llama, SmolLM2): rope over pairs that GGUF stores side by side.
+
+A GGUF file of this kind may hold a mixture of experts, or a Mistral with its window.
 
 Not here: anything another family shares; that is driven by the spec.
 """
@@ -7,36 +9,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.models.config import config_spec, gguf_spec, refuse
-from insitu.models.names import Placer
+from insitu.models.config import (
+    attention_of,
+    biases_of,
+    decoder_of,
+    mlp_of,
+    moe_of,
+    norm_of,
+    num_layers_of,
+    window_of,
+)
+from insitu.models.keys import Keys
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.placer import Placer
+from insitu.models.rope import RopeReader
+from insitu.models.spec import LayerSpec
 
 if TYPE_CHECKING:
-    from insitu.models.decoder import Weights
     from insitu.models.spec import DecoderSpec
+    from insitu.models.weights import Weights
     from insitu.weights.place import Placement
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("llama", "LlamaForCausalLM")
-# Both must be off: this decoder has no biases.
-_BIAS_KEYS = ("attention_bias", "mlp_bias")
 
 
-def spec_from(source: TensorSource) -> DecoderSpec:
+def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     """Read the decoder's numbers, refusing what this family does not do."""
-    if source.format == "gguf":
-        if "rope_freqs.weight" in source.tensors:
-            raise refuse(source, "rope_freqs.weight", "rope frequency factors are not supported")
-        # Converters permute q and k rows so that a pair's dims are neighbours.
-        return gguf_spec(source, "llama", "adjacent")
-    keys = source.metadata
-    for key in _BIAS_KEYS:
-        if keys.boolean(key, default=False):
-            raise refuse(source, key, "biases are not supported in this family")
-    if keys.has("sliding_window"):
-        raise refuse(source, "sliding_window", "is not supported")
-    return config_spec(source, "halves", {*_BIAS_KEYS, "rope_interleaved"})
+    keys = Keys(source, "llama")
+    rope, attention = RopeReader(keys, asked_len), attention_of(keys)
+    window = 0
+    if keys.is_gguf:
+        window = window_of(keys)
+    keys.ignore("attention_bias", "mlp_bias", "rope_interleaved")  # the first two: weights_from
+    has_experts = keys.integer("expert_count", None, 0, least=0) > 0
+    mlp = (
+        moe_of(keys, count="", size="", is_normalised=True) if has_experts else mlp_of(keys)
+    )
+    # Converters permute q and k rows so that a pair's dims are neighbours.
+    turned = rope.read(attention.head_dim, "adjacent" if keys.is_gguf else "halves")
+    return decoder_of(
+        keys,
+        attention=attention,
+        layers=[LayerSpec(turned, mlp, window)] * num_layers_of(keys),
+        norm=norm_of(keys),
+        max_model_len=rope.max_model_len,
+    )
 
 
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
     """Place every tensor of the file."""
-    return Placer(source, placement, spec).weights(has_qkv_bias=False)
+    names = GGUF_NAMES if source.format == "gguf" else CONFIG_NAMES
+    return Placer(source, placement, spec, names, with_bias=biases_of(source)).weights()

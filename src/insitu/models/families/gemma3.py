@@ -1,0 +1,113 @@
+"""Gemma 3 (text): norms around both blocks, normed queries and keys, and five layers of six that
+see a window and turn by a theta of their own.
+
+Not here: anything another family shares; that is driven by the spec. Images are another model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from insitu.models.config import (
+    attention_of,
+    biases_of,
+    decoder_of,
+    mlp_of,
+    norm_of,
+    num_layers_of,
+    window_of,
+    windows_of,
+)
+from insitu.models.keys import Keys
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.placer import Placer
+from insitu.models.rope import RopeReader
+from insitu.models.spec import LayerSpec, Multipliers, RopeSpec
+
+if TYPE_CHECKING:
+    from insitu.models.spec import DecoderSpec
+    from insitu.models.weights import Weights
+    from insitu.weights.place import Placement
+    from insitu.weights.source import TensorSource
+
+ARCHITECTURES = ("gemma3", "Gemma3ForCausalLM")
+PATTERN = 6  # the last of so many layers sees all positions
+THETA, LOCAL_THETA = 1e6, 1e4
+NAMES = {
+    "gguf": replace(
+        GGUF_NAMES,
+        q_norm="attn_q_norm",
+        k_norm="attn_k_norm",
+        post_attention_norm="post_attention_norm",
+        post_mlp_norm="post_ffw_norm",
+    ),
+    "safetensors": replace(
+        CONFIG_NAMES,
+        q_norm="self_attn.q_norm",
+        k_norm="self_attn.k_norm",
+        post_attention_norm="post_attention_layernorm",
+        mlp_norm="pre_feedforward_layernorm",
+        post_mlp_norm="post_feedforward_layernorm",
+    ),
+}
+
+
+def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
+    """Read the decoder's numbers, refusing what this family does not do."""
+    keys = Keys(source, "gemma3")
+    scalar = keys.number(None, "query_pre_attn_scalar", None)
+    scale = None if scalar is None else 1 / math.sqrt(scalar)
+    soft_cap = keys.number(None, "attn_logit_softcapping", 0.0)
+    attention = attention_of(keys, scale=scale, soft_cap=soft_cap)
+    keys.only("use_bidirectional_attention", False)  # noqa: FBT003
+    keys.ignore("attention_bias")
+    rope = RopeReader(keys, asked_len)
+    turned, local = _ropes(keys, rope, attention.head_dim)
+    pattern = keys.integer(None, "sliding_window_pattern", PATTERN)
+    where = [(index + 1) % pattern > 0 for index in range(num_layers_of(keys))]
+    mlp = mlp_of(keys, activation="gelu", key="hidden_activation")
+    layers = [
+        LayerSpec(local if window else turned, mlp, window)
+        for window in windows_of(keys, window_of(keys), where)
+    ]
+    return decoder_of(
+        keys,
+        attention=attention,
+        layers=layers,
+        norm=norm_of(keys),
+        multipliers=Multipliers(
+            embedding=math.sqrt(keys.integer("embedding_length", "hidden_size")),
+            logit_soft_cap=keys.number(None, "final_logit_softcapping", None) or 0.0,
+        ),
+        max_model_len=rope.max_model_len,
+    )
+
+
+def _ropes(keys: Keys, rope: RopeReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+    """Of layers that see all, and of those with a window (which no scaling stretches)."""
+    told = None if keys.is_gguf else keys.metadata.mapping("rope_parameters")
+    kinds = None if told is None else told.mapping("full_attention")
+    if told is not None and kinds is not None:
+        keys.ignore("rope_parameters")
+        local = told.mapping("sliding_attention") or kinds
+        whole = rope.read_mapping(kinds, head_dim, "halves")
+        return whole, rope.read_mapping(local, head_dim, "halves")
+    theta = keys.number("rope.freq_base_swa", "rope_local_base_freq", LOCAL_THETA)
+    return rope.read(head_dim, "halves", theta=THETA), RopeSpec(theta, head_dim, "halves")
+
+
+def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
+    """Place every tensor of the file; a checkpoint keeps norms' factors less one."""
+    offset = 0.0 if source.format == "gguf" else 1.0
+    names = NAMES[source.format]
+    return Placer(
+        source,
+        placement,
+        spec,
+        names,
+        with_bias=biases_of(source),
+        norm_offset=offset,
+        is_tied=True,
+    ).weights()

@@ -1,0 +1,190 @@
+"""Read a decoder's numbers by their names in either format, remembering which names were read.
+
+Not here: which numbers a family has, or rope (``rope``). GGUF keys carry the architecture as a
+prefix; config.json keys are the ones Hugging Face writes.
+
+Always true: after ``finish`` a key that would change the arithmetic was read, or its value is
+neutral; otherwise the load is refused with the key's name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from insitu.weights.errors import ModelFileError
+from insitu.weights.metadata import REQUIRED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from insitu.weights.metadata import Metadata
+    from insitu.weights.source import TensorSource
+
+MAX_SIZE = 1 << 24
+MAX_MODEL_LEN = 1 << 24
+
+# Training only, or how to load: no influence on a forward pass.
+_IDLE_CONFIG_KEYS = {
+    "attention_dropout",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "hidden_dropout",
+    "initializer_range",
+    "layer_norm_eps",
+    "pretraining_tp",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+}
+_IDLE_GGUF_KEYS = {"vocab_size", "rope.scaling.finetuned"}
+# A key that looks like one of these changes the arithmetic: unknown ones are refused.
+_MEANINGFUL = re.compile(
+    "rope|rotary|attn|attention|expert|moe|router|window|sliding|softcap|scal|multiplier|bias"
+    "|norm|mlp|quant|layer|head|hidden|residual|parallel|clip|activation"
+)
+
+
+def refuse(source: TensorSource, where: str, message: str) -> ModelFileError:
+    """An error that names the file and the key or tensor at fault."""
+    return ModelFileError(source.path, where, message)
+
+
+class Keys:
+    """Numbers of one model file. Each is asked for by its GGUF and by its config.json name.
+
+    A name of None: that format has no such key, and the default holds.
+    """
+
+    def __init__(self, source: TensorSource, architecture: str) -> None:
+        self.source = source
+        self.is_gguf = source.format == "gguf"
+        self._prefix = f"{architecture}." if self.is_gguf else ""
+        self._read: set[str] = set()
+
+    @property
+    def metadata(self) -> Metadata:
+        """The file's own keys."""
+        return self.source.metadata
+
+    def key(self, gguf: str | None, config: str | None) -> str | None:
+        """The whole name in this file's format, which counts as read."""
+        name = gguf if self.is_gguf else config
+        if name is None:
+            return None
+        self._read.add(self._prefix + name)
+        return self._prefix + name
+
+    def has(self, gguf: str | None, config: str | None) -> bool:
+        """Whether the file says it."""
+        key = self.key(gguf, config)
+        return key is not None and self.metadata.has(key)
+
+    def integer(
+        self,
+        gguf: str | None,
+        config: str | None,
+        default: Any = REQUIRED,
+        *,
+        least: int = 1,
+        most: int = MAX_SIZE,
+    ) -> int:
+        """A whole number; a size, unless ``least`` and ``most`` say otherwise."""
+        key = self.key(gguf, config)
+        if key is None:
+            return self._absent(default)
+        return self.metadata.integer(key, default, minimum=least, maximum=most)
+
+    def number(
+        self,
+        gguf: str | None,
+        config: str | None,
+        default: Any = REQUIRED,
+        *,
+        least: float = 1e-6,
+        most: float = 1e30,
+    ) -> float:
+        """A number; a positive factor, unless ``least`` and ``most`` say otherwise."""
+        key = self.key(gguf, config)
+        if key is None:
+            return self._absent(default)
+        return self.metadata.number(key, default, minimum=least, maximum=most)
+
+    def boolean(self, gguf: str | None, config: str | None, *, default: bool) -> bool:
+        """True or false."""
+        key = self.key(gguf, config)
+        return default if key is None else self.metadata.boolean(key, default)
+
+    def string(self, gguf: str | None, config: str | None, default: str) -> str:
+        """A word."""
+        key = self.key(gguf, config)
+        return default if key is None else self.metadata.string(key, default)
+
+    def only(self, config: str, *wanted: object) -> None:
+        """Refuse a config.json's value that is not one of these; an absent one is any."""
+        if self.is_gguf:
+            return
+        self._read.add(config)
+        if not self.metadata.has(config):
+            return
+        reads = {bool: self.metadata.boolean, int: self.metadata.number, str: self.metadata.string}
+        value = reads[type(wanted[0])](config)
+        if value not in wanted:
+            told = repr(value) if isinstance(value, str) else str(value).lower()
+            raise refuse(self.source, config, f"{told} is not supported")
+
+    def ignore(self, *config: str) -> None:
+        """Config keys that this family has and that ask for nothing more."""
+        self._read.update(config)
+
+    def vector(self, name: str, length: int) -> tuple[float, ...]:
+        """A config.json's list of numbers; empty where it is absent."""
+        self._read.add(name)
+        return tuple(self.metadata.numbers(name, [])[:length])
+
+    def refuse(self, where: str | None, message: str) -> ModelFileError:
+        """An error about a key."""
+        return refuse(self.source, where or "", message)
+
+    def _absent(self, default: Any) -> Any:
+        assert default is not REQUIRED
+        return default
+
+    def finish(self) -> None:
+        """Refuse what was not read and is not known to mean nothing."""
+        unread = [key for key in self.metadata.keys() if key not in self._read]  # noqa: SIM118
+        refused = self._unread_gguf(unread) if self.is_gguf else self._unread_config(unread)
+        if refused is not None:
+            raise refuse(self.source, refused, "is not supported")
+
+    def _unread_gguf(self, unread: Sequence[str]) -> str | None:
+        for key in unread:
+            name = key.removeprefix(self._prefix)
+            if name == key or name in _IDLE_GGUF_KEYS:
+                continue
+            # A count or window of zero asks for nothing.
+            if name.startswith(("expert_", "attention.sliding_window")) and not (
+                self.metadata.integer(key, minimum=0, maximum=MAX_MODEL_LEN)
+            ):
+                continue
+            return key
+        return None
+
+    def _unread_config(self, unread: Sequence[str]) -> str | None:
+        for key in unread:
+            if key in _IDLE_CONFIG_KEYS or not self.metadata.has(key):
+                continue
+            if _MEANINGFUL.search(key.lower()) and not _is_neutral(self.metadata, key):
+                return key
+        return None
+
+
+def _is_neutral(keys: Metadata, key: str) -> bool:
+    """False, or a value that is no boolean at all (which is not neutral)."""
+    try:
+        return not keys.boolean(key)
+    except ModelFileError:
+        return False

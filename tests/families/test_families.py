@@ -1,0 +1,112 @@
+"""Every family on a tiny checkpoint: logits as transformers computed them, bits as ever.
+
+recorded/CASE.json holds transformers' logits (see record.py); the checkpoint itself is made anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from families.cases import CASES, Case, weights, write_folder
+from kernels.tiny_decoder import Work, batch_of
+
+from insitu.kernels.blocks import BlockType, decode, encode
+from insitu.kernels.native import Limits, Native, available_isas
+from insitu.kernels.passes import lower
+from insitu.kernels.reference import Reference
+from insitu.models.kv_cache import kv_layout
+from insitu.models.load import LoadedModel, load_model
+from insitu.weights.source import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from insitu.models.batch import Batch
+
+Float32 = npt.NDArray[np.float32]
+RECORDED = Path(__file__).parent / "recorded"
+BLOCK_SIZE = 16
+LIMITS = Limits(64, 64, 2, num_blocks=16, max_blocks_per_seq=8)
+BLOCKS = [5, 2, 9, 4]
+
+
+def recorded(name: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
+    return answer
+
+
+def load(name: str, folder: Path) -> LoadedModel:
+    case = CASES[name]
+    write_folder(folder, case.config_json(), weights(recorded(name)["shapes"]))
+    return load_model(open_source(folder), case.max_model_len)
+
+
+def in_steps(run: Callable[[Batch], Float32], case: Case, ends: list[int]) -> Float32:
+    """Logits of every position, the tokens being computed in steps that end there."""
+    tokens, rows = case.tokens(), []
+    for start, stop in zip([0, *ends], ends, strict=False):
+        work = Work(tokens, start, stop, BLOCKS, wanted=range(stop - start))
+        rows.append(run(batch_of([work], BLOCK_SIZE)))  # type: ignore[arg-type]
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    case, model = CASES[name], load(name, tmp_path)
+    expected = np.array(recorded(name)["logits"], np.float32)
+    kv = kv_layout(model.spec, block_size=BLOCK_SIZE, dtype="f32")
+    whole = in_steps(Reference(model.program, kv).run, case, [case.num_tokens])
+    assert np.abs(whole[case.rows()] - expected).max() < 1e-4
+    one_by_one = list(range(case.num_tokens // 2, case.num_tokens + 1))
+    decoded = in_steps(Reference(model.program, kv).run, case, one_by_one)
+    assert np.abs(decoded - whole).max() < 1e-4
+
+
+def quantised(model: LoadedModel) -> LoadedModel:
+    """Its matrices as Q8_0."""
+    for segment in (segment for linear in model.linears for segment in linear.segments):
+        values = decode(segment.block_type, segment.raw(), segment.n, segment.k)
+        segment.block_type = BlockType.Q8_0
+        segment.data = encode(BlockType.Q8_0, values)
+    return model
+
+
+def native_logits(
+    model: LoadedModel, case: Case, ends: list[int], isa: str | None = None, threads: int = 1
+) -> Float32:
+    kv = kv_layout(model.spec, block_size=BLOCK_SIZE, dtype="f32")
+    program = lower(model.program)
+    engine = Native(program, kv=kv, limits=LIMITS, num_threads=threads, isa=isa)
+    try:
+        return in_steps(engine.forward, case, ends)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_native_floats_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    case, model = CASES[name], load(name, tmp_path)
+    answer = native_logits(model, case, [case.num_tokens // 2, case.num_tokens])
+    expected = np.array(recorded(name)["logits"], np.float32)
+    assert np.abs(answer[case.rows()] - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_quantised_bits_are_the_definitions_however_they_are_run(
+    name: str, tmp_path: Path
+) -> None:
+    case, model = CASES[name], quantised(load(name, tmp_path))
+    kv = kv_layout(model.spec, block_size=BLOCK_SIZE, dtype="f32")
+    expected = in_steps(Reference(lower(model.program), kv).run, case, [case.num_tokens])
+    answers = []
+    for index, isa in enumerate(available_isas()):
+        ends = [1 + 3 * index, case.num_tokens - 1, case.num_tokens]
+        model = quantised(load(name, tmp_path))
+        answers.append(native_logits(model, case, ends, isa, 1 + index % 2))
+    assert np.abs(answers[0] - expected).max() < 1e-4
+    assert all(answer.tobytes() == answers[0].tobytes() for answer in answers)

@@ -90,6 +90,13 @@ GEMMA = {
     "query_pre_attn_scalar": 24,
     "tie_word_embeddings": True,
 }
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+    "tie_word_embeddings": True,
+}
 EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 64}
 
 CASES: dict[str, Case] = {
@@ -128,6 +135,115 @@ CASES: dict[str, Case] = {
             "sliding_window_pattern": 3,
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
+        }
+    ),
+    "gemma2": Case(
+        {
+            **GEMMA,
+            "architectures": ["Gemma2ForCausalLM"],
+            "model_type": "gemma2",
+            "num_hidden_layers": 3,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        }
+    ),
+    "phi3": Case({**PHI3, "sliding_window": 8}),
+    "phi3-longrope-short": Case({**PHI3, **PHI3_LONG}, num_tokens=16, max_model_len=16),
+    "phi3-longrope-long": Case({**PHI3, **PHI3_LONG}, max_model_len=40),
+    "smollm3": Case(
+        {
+            "architectures": ["SmolLM3ForCausalLM"],
+            "model_type": "smollm3",
+            "num_hidden_layers": 3,
+            "no_rope_layer_interval": 2,
+            "pad_token_id": 0,
+        }
+    ),
+    "granite": Case({**GRANITE, "architectures": ["GraniteForCausalLM"], "model_type": "granite"}),
+    "olmo2": Case({"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}),
+    "stablelm": Case(
+        {
+            "architectures": ["StableLmForCausalLM"],
+            "model_type": "stablelm",
+            "rms_norm_eps": ...,
+            "layer_norm_eps": 1e-5,
+            "use_qkv_bias": True,
+            "partial_rotary_factor": 0.25,
+            "num_key_value_heads": 4,
+        }
+    ),
+    "gpt2": Case(
+        {
+            **dict.fromkeys(SIZES, ...),
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "vocab_size": 64,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 48,
+            "tie_word_embeddings": True,
+        }
+    ),
+    "mixtral": Case(
+        {
+            **EXPERTS,
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": 4,
+            "sliding_window": None,
+        }
+    ),
+    "qwen2-moe": Case(
+        {
+            **EXPERTS,
+            "architectures": ["Qwen2MoeForCausalLM"],
+            "model_type": "qwen2_moe",
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+        }
+    ),
+    "qwen3-moe": Case(
+        {
+            **EXPERTS,
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "head_dim": 32,
+            "num_experts": 8,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        }
+    ),
+    "granite-moe": Case(
+        {
+            **GRANITE,
+            **EXPERTS,
+            "architectures": ["GraniteMoeForCausalLM"],
+            "model_type": "granitemoe",
+            "num_local_experts": 4,
+        }
+    ),
+    "granite-moe-shared": Case(
+        {
+            **GRANITE,
+            **EXPERTS,
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            "model_type": "granitemoeshared",
+            "num_local_experts": 4,
+            "shared_intermediate_size": 96,
+        }
+    ),
+    "olmoe": Case(
+        {
+            **EXPERTS,
+            "architectures": ["OlmoeForCausalLM"],
+            "model_type": "olmoe",
+            "num_experts": 8,
+            "num_key_value_heads": 4,
         }
     ),
 }

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import CASES, weights, write_folder
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from families.cases import CASES, weights, write_folder
 
 if TYPE_CHECKING:
-    from cases import Case
+    from families.cases import Case
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -68,7 +68,7 @@ def main() -> None:
         text = json.dumps(answer, separators=(",", ":")).replace("],[", "],\n[")
         (RECORDED / f"{name}.json").write_text(text + "\n")
         spread = np.std(answer["logits"])
-        print(f"{name}: {len(text)} bytes, logits spread {spread:.2f}")
+        print(f"{name}: {len(text)} bytes, logits spread {spread:.2f}")  # noqa: T201
 
 
 if __name__ == "__main__":

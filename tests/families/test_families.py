@@ -97,15 +97,13 @@ def test_native_floats_are_those_of_transformers(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_quantised_bits_are_the_definitions_however_they_are_run(
-    name: str, tmp_path: Path
-) -> None:
+def test_quantised_bits_are_the_definitions_however_they_are_run(name: str, tmp_path: Path) -> None:
     case, model = CASES[name], quantised(load(name, tmp_path))
     kv = kv_layout(model.spec, block_size=BLOCK_SIZE, dtype="f32")
     expected = in_steps(Reference(lower(model.program), kv).run, case, [case.num_tokens])
     answers = []
     for index, isa in enumerate(available_isas()):
-        ends = [1 + 3 * index, case.num_tokens - 1, case.num_tokens]
+        ends = [1 + 2 * index, case.num_tokens - 1, case.num_tokens]
         model = quantised(load(name, tmp_path))
         answers.append(native_logits(model, case, ends, isa, 1 + index % 2))
     assert np.abs(answers[0] - expected).max() < 1e-4

@@ -122,7 +122,8 @@ def test_add_of_views(width: int) -> None:
 def test_rope(pairing: str, head_dim: int, dim: int) -> None:
     def record(p: Program, x: Tensor) -> Tensor:
         _, middle, _ = x.split([5, 3 * head_dim, 2])
-        p.rope(middle, p.rope_angles(dim, 1e6, 2.0), 3, head_dim, pairing)
+        divisors = [1.0 + pair for pair in range(dim // 2)]
+        p.rope(middle, p.rope_angles(dim, 1e6, divisors, 1.25), 3, head_dim, pairing)
         return p.add(x, x)  # columns beside the view must be untouched
 
     got, wanted = _run(_program(3 * head_dim + 7, record), _batch(200))

@@ -13,7 +13,7 @@ from kernels.tiny_decoder import Shape, lowered, program
 from insitu.kernels.blocks import BlockType
 from insitu.kernels.memory import ALIGNMENT, MemoryPlan, plan_memory, quantized_bytes
 from insitu.kernels.ops import ShapeError
-from insitu.kernels.pack import PackedLinear, Segment
+from insitu.kernels.pack import Experts, PackedLinear, Segment
 from insitu.kernels.program import DType, Program, Rows, Tensor
 
 
@@ -41,6 +41,7 @@ def test_outputs_have_the_shapes_of_the_operators() -> None:
     assert p.output(rows).logits is rows
 
 
+MIXTURE = Experts((weight(16, 64), weight(16, 64)), (weight(64, 9), weight(64, 9)))
 Mistake = Callable[[Program, Tensor], object]
 MISTAKES: dict[str, Mistake] = {
     "linear w": lambda p, x: p.linear(x, weight(8, 32)),
@@ -53,12 +54,25 @@ MISTAKES: dict[str, Mistake] = {
     "split(embed_0 [tokens, 64] f32): sizes (64, 0)": lambda _, x: x.split([64, 0]),
     "rope_angles": lambda p, _: p.rope_angles(7, 1e4),
     "rope_angles(positions": lambda p, _: p.rope_angles(8, -1.0),
+    "rope_angles(positions [tokens, 1] i32): needs a divisor": lambda p, _: p.rope_angles(
+        8, 1e4, [1.0]
+    ),
     "rope(": lambda p, x: p.rope(x, p.rope_angles(32, 1e4), 4, 16, "halves"),
     "rope(embed_0": lambda p, x: p.rope(x, p.rope_angles(16, 1e4), 4, 16, "pairs"),
     "attention": lambda p, x: p.attention(
         x, x, x, layer=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=1.0
     ),
-    "gated": lambda p, x: p.gated("gelu", x),
+    "gated": lambda p, x: p.gated("tanh", x),
+    "activate": lambda p, x: p.activate("relu", x),
+    "layer_norm": lambda p, x: p.layer_norm(
+        x, np.ones(64, np.float32), np.ones(63, np.float32), 1e-5
+    ),
+    "scale": lambda p, x: p.scale(x, float("inf")),
+    "soft_cap": lambda p, x: p.soft_cap(x, 0.0),
+    "gate_rows": lambda p, x: p.gate_rows(x, x),
+    "route": lambda p, x: p.route(x, 65, is_normalised=True),
+    "experts": lambda p, x: p.experts("silu", x, x, MIXTURE, 1),
+    "experts(embed_0": lambda p, x: p.experts("silu", x, x.split([2, 62])[0], MIXTURE, 1),
     "add": lambda p, x: p.add(x, p.gated("silu", x)),
     "take": lambda p, x: p.take(x, x),
     "embed": lambda p, x: p.embed(weight(4, 4), x),

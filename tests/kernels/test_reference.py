@@ -67,7 +67,9 @@ OPERATORS: dict[str, Callable[[Program, Tensor], Tensor]] = {
     "gated": lambda p, x: p.gated("silu", x),
     "add": lambda p, x: p.add(x, p.rms_norm(x, np.ones(x.width, np.float32), 1e-5)),
     "halves": lambda p, x: p.rope(x, p.rope_angles(16, 1e4), x.width // 16, 16, "halves"),
-    "adjacent": lambda p, x: p.rope(x, p.rope_angles(16, 5e5, 4.0), x.width // 16, 16, "adjacent"),
+    "adjacent": lambda p, x: p.rope(
+        x, p.rope_angles(16, 5e5, [4.0] * 8, 1.5), x.width // 16, 16, "adjacent"
+    ),
     "part of a head": lambda p, x: p.rope(x, p.rope_angles(8, 1e4), x.width // 16, 16, "halves"),
 }
 
@@ -164,7 +166,7 @@ def test_norm_gate_and_rotation_are_their_formulas(in_kernel_order: bool) -> Non
     weight = floats(1, 96)[0]
     gate = wide[:, :48]
     angle = np.arange(12)[:, None] / 4.0 * 5e5 ** (-np.arange(8) / 8)
-    turned = (wide.reshape(12, 6, 8, 2) * [1, 1j]).sum(axis=3) * np.exp(1j * angle)[:, None]
+    turned = (wide.reshape(12, 6, 8, 2) * [1, 1j]).sum(axis=3) * np.exp(1j * angle)[:, None] * 1.5
     mean = (wide**2).mean(axis=1, keepdims=True)
     expected = {
         "rms_norm": wide / np.sqrt(mean + 1e-5) * weight,

@@ -278,8 +278,9 @@ class Program:
         They are the softmax over all experts, or over the chosen ones where it is normalised.
         """
         width = rules.route(logits, num_active)
-        attributes = {"num_active": num_active, "is_normalised": is_normalised}
-        return self._record("route", (logits,), width, **attributes)
+        return self._record(
+            "route", (logits,), width, num_active=num_active, is_normalised=is_normalised
+        )
 
     def experts(
         self, activation: str, x: Tensor, routing: Tensor, weight: Experts, num_active: int
@@ -289,8 +290,14 @@ class Program:
         An expert of weight 0 is not asked; at most ``num_active`` of a row's are not 0.
         """
         width = rules.experts(x, routing, weight.gate_up, weight.down, activation)
-        attributes = {"activation": activation, "num_active": num_active}
-        return self._record("experts", (x, routing), width, weight=weight, **attributes)
+        return self._record(
+            "experts",
+            (x, routing),
+            width,
+            weight=weight,
+            activation=activation,
+            num_active=num_active,
+        )
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """a + b."""

@@ -170,7 +170,7 @@ class Reference:
             frequencies = frequencies / np.array(op.attributes["divisors"])
         angles = batch.positions.astype(np.float64)[:, None] * frequencies
         both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-        return (both * op.attributes["magnitude"]).astype(np.float32)
+        return np.asarray(both * op.attributes["magnitude"], np.float32)
 
     def _rope(self, op: Op, _: BatchArrays) -> Float32:
         x, angles = (self._read(tensor) for tensor in op.inputs)

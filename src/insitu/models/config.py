@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.models.keys import MAX_MODEL_LEN, MAX_SIZE, Keys
 from insitu.kernels.ops import MAX_EXPERTS
+from insitu.models.keys import MAX_MODEL_LEN, MAX_SIZE, Keys
 from insitu.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -34,9 +34,7 @@ EMBEDDINGS = ("model.embed_tokens.weight", "wte.weight", "transformer.wte.weight
 GATED_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 
 
-def attention_of(
-    keys: Keys, *, scale: float | None = None, soft_cap: float = 0.0
-) -> AttentionSpec:
+def attention_of(keys: Keys, *, scale: float | None = None, soft_cap: float = 0.0) -> AttentionSpec:
     """Heads, their dims, and 1 / sqrt(head_dim) as the scale unless told otherwise."""
     hidden_size = keys.integer("embedding_length", "hidden_size")
     num_heads = keys.integer("attention.head_count", "num_attention_heads")
@@ -94,9 +92,9 @@ def biases_of(source: TensorSource) -> set[str]:
     if source.format == "gguf":
         return set()
     has, biases = source.metadata.boolean, set()
-    if has("attention_bias", False):  # noqa: FBT003
+    if has("attention_bias", default=False):
         biases |= {"qkv", "o_proj"}
-    if has("mlp_bias", False):  # noqa: FBT003
+    if has("mlp_bias", default=False):
         biases |= {"gate_up", "down_proj"}
     return biases
 
@@ -138,39 +136,37 @@ def windows_of(keys: Keys, window: int, has_window: Sequence[bool]) -> tuple[int
     return tuple(window if has else 0 for has in has_window)
 
 
-def decoder_of(
+def decoder_of(  # noqa: PLR0913
     keys: Keys,
     *,
     attention: AttentionSpec,
     layers: Sequence[LayerSpec],
     norm: NormSpec,
-    multipliers: Multipliers = Multipliers(),
-    max_model_len: int | None = None,
+    multipliers: Multipliers | None = None,
+    max_model_len: int,
+    hidden_size: int | None = None,
+    num_positions: int | None = None,
 ) -> DecoderSpec:
     """The whole; keys that nobody read are refused here."""
-    if max_model_len is None:
-        max_model_len = model_len_of(keys)
+    if hidden_size is None:
+        hidden_size = keys.integer("embedding_length", "hidden_size")
     # A head that is stored, or tied: names says how.
     keys.ignore("tie_word_embeddings")
     vocab_size = _vocab_size(keys)
     keys.finish()
     try:
         return DecoderSpec(
-            hidden_size=keys.integer("embedding_length", "hidden_size"),
+            hidden_size=hidden_size,
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             norm=norm,
             attention=attention,
             layers=tuple(layers),
-            multipliers=multipliers,
+            multipliers=multipliers or Multipliers(),
+            num_positions=num_positions,
         )
     except SpecError as error:
         raise keys.refuse(error.field, error.message) from None
-
-
-def model_len_of(keys: Keys) -> int:
-    """Positions the file says the model has."""
-    return keys.integer("context_length", "max_position_embeddings", most=MAX_MODEL_LEN)
 
 
 def _vocab_size(keys: Keys) -> int:
@@ -188,8 +184,6 @@ def _vocab_size(keys: Keys) -> int:
         where = keys.key("vocab_size", "vocab_size")
         raise keys.refuse(where, f"is {told}, but {embedding} has {num_rows} rows")
     return num_rows
-
-
 
 
 def upper_windows_of(keys: Keys, num_layers: int) -> tuple[int, ...]:

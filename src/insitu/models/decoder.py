@@ -16,7 +16,7 @@ from insitu.models.weights import MlpWeights, MoeWeights
 
 if TYPE_CHECKING:
     from insitu.kernels.program import Tensor
-    from insitu.models.spec import DecoderSpec, LayerSpec, RopeSpec
+    from insitu.models.spec import DecoderSpec, RopeSpec
     from insitu.models.weights import AttentionWeights, Norm, Weights
 
     Angles = dict[RopeSpec, Tensor]
@@ -32,7 +32,7 @@ def record_decoder(spec: DecoderSpec, weights: Weights) -> Program:
     x = _embedded(p, spec, weights)  # [num_tokens, hidden_size]
     for index, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
         h = _normed(p, spec, x, w.attention_norm)
-        h = _attention(p, spec, layer, index, w.attention, h, angles)
+        h = _attention(p, spec, index, w.attention, h, angles)
         x = _joined(p, spec, x, _normed(p, spec, h, w.post_attention_norm))
         h = _normed(p, spec, x, w.mlp_norm)
         h = _mixed(p, layer.mlp, w.mlp, h)
@@ -64,17 +64,11 @@ def _joined(p: Program, spec: DecoderSpec, x: Tensor, added: Tensor) -> Tensor:
     return p.add(x, added if factor == 1 else p.scale(added, factor))
 
 
-def _attention(  # noqa: PLR0913
-    p: Program,
-    spec: DecoderSpec,
-    layer: LayerSpec,
-    index: int,
-    w: AttentionWeights,
-    h: Tensor,
-    angles: Angles,
+def _attention(
+    p: Program, spec: DecoderSpec, index: int, w: AttentionWeights, h: Tensor, angles: Angles
 ) -> Tensor:
     """[num_tokens, hidden_size] of one layer."""
-    a = spec.attention
+    a, layer = spec.attention, spec.layers[index]
     q, k, v = p.linear(h, w.qkv).split(a.qkv_sizes)
     q, k = _normed(p, spec, q, w.q_norm), _normed(p, spec, k, w.k_norm)
     if layer.rope is not None:

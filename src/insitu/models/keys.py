@@ -10,7 +10,7 @@ neutral; otherwise the load is refused with the key's name.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from insitu.weights.errors import ModelFileError
 from insitu.weights.metadata import REQUIRED
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from insitu.weights.metadata import Metadata
     from insitu.weights.source import TensorSource
 
+D = TypeVar("D")
 MAX_SIZE = 1 << 24
 MAX_MODEL_LEN = 1 << 24
 
@@ -87,30 +88,32 @@ class Keys:
         self,
         gguf: str | None,
         config: str | None,
-        default: Any = REQUIRED,
+        default: D = REQUIRED,
         *,
         least: int = 1,
         most: int = MAX_SIZE,
-    ) -> int:
+    ) -> int | D:
         """A whole number; a size, unless ``least`` and ``most`` say otherwise."""
         key = self.key(gguf, config)
         if key is None:
-            return self._absent(default)
+            assert default is not REQUIRED
+            return default
         return self.metadata.integer(key, default, minimum=least, maximum=most)
 
     def number(
         self,
         gguf: str | None,
         config: str | None,
-        default: Any = REQUIRED,
+        default: D = REQUIRED,
         *,
         least: float = 1e-6,
         most: float = 1e30,
-    ) -> float:
+    ) -> float | D:
         """A number; a positive factor, unless ``least`` and ``most`` say otherwise."""
         key = self.key(gguf, config)
         if key is None:
-            return self._absent(default)
+            assert default is not REQUIRED
+            return default
         return self.metadata.number(key, default, minimum=least, maximum=most)
 
     def boolean(self, gguf: str | None, config: str | None, *, default: bool) -> bool:
@@ -123,35 +126,22 @@ class Keys:
         key = self.key(gguf, config)
         return default if key is None else self.metadata.string(key, default)
 
-    def only(self, config: str, *wanted: object) -> None:
-        """Refuse a config.json's value that is not one of these; an absent one is any."""
+    def must_be_off(self, *config: str) -> None:
+        """Refuse what a config.json turns on and insitu does not do."""
         if self.is_gguf:
             return
-        self._read.add(config)
-        if not self.metadata.has(config):
-            return
-        reads = {bool: self.metadata.boolean, int: self.metadata.number, str: self.metadata.string}
-        value = reads[type(wanted[0])](config)
-        if value not in wanted:
-            told = repr(value) if isinstance(value, str) else str(value).lower()
-            raise refuse(self.source, config, f"{told} is not supported")
+        for key in config:
+            self._read.add(key)
+            if self.metadata.boolean(key, default=False):
+                raise refuse(self.source, key, "is not supported")
 
     def ignore(self, *config: str) -> None:
         """Config keys that this family has and that ask for nothing more."""
         self._read.update(config)
 
-    def vector(self, name: str, length: int) -> tuple[float, ...]:
-        """A config.json's list of numbers; empty where it is absent."""
-        self._read.add(name)
-        return tuple(self.metadata.numbers(name, [])[:length])
-
     def refuse(self, where: str | None, message: str) -> ModelFileError:
         """An error about a key."""
         return refuse(self.source, where or "", message)
-
-    def _absent(self, default: Any) -> Any:
-        assert default is not REQUIRED
-        return default
 
     def finish(self) -> None:
         """Refuse what was not read and is not known to mean nothing."""

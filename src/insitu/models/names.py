@@ -29,6 +29,7 @@ class TensorNames:
     """Names without `.weight` or `.bias`; a layer's follow ``layer`` filled with its index.
 
     One name of query, key and value, or of gate and up, is a tensor that holds them all, in order.
+    The last three fields are how a family stores what it names.
     """
 
     token_embedding: str
@@ -47,8 +48,27 @@ class TensorNames:
     post_mlp_norm: str | None = None
     position_embedding: str | None = None
     moe: MoeNames | None = None
+    norm_offset: float = 0.0  # added to the factors of every norm
+    is_transposed: bool = False  # linears of layers are stored [k, n]
+    is_tied: bool = False  # the head is the embedding, where a config.json does not say
 
 
+GGUF_MOE = MoeNames(
+    router="ffn_gate_inp",
+    gate_up=("ffn_gate_exps", "ffn_up_exps"),
+    down_proj="ffn_down_exps",
+    is_stacked=True,
+    shared_gate_up=("ffn_gate_shexp", "ffn_up_shexp"),
+    shared_down_proj="ffn_down_shexp",
+)
+CONFIG_MOE = MoeNames(
+    router="mlp.gate",
+    gate_up=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    down_proj="mlp.experts.{}.down_proj",
+    is_stacked=False,
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down_proj="mlp.shared_expert.down_proj",
+)
 GGUF_NAMES = TensorNames(
     token_embedding="token_embd",  # noqa: S106
     final_norm="output_norm",
@@ -60,14 +80,7 @@ GGUF_NAMES = TensorNames(
     mlp_norm="ffn_norm",
     gate_up=("ffn_gate", "ffn_up"),
     down_proj="ffn_down",
-    moe=MoeNames(
-        router="ffn_gate_inp",
-        gate_up=("ffn_gate_exps", "ffn_up_exps"),
-        down_proj="ffn_down_exps",
-        is_stacked=True,
-        shared_gate_up=("ffn_gate_shexp", "ffn_up_shexp"),
-        shared_down_proj="ffn_down_shexp",
-    ),
+    moe=GGUF_MOE,
 )
 CONFIG_NAMES = TensorNames(
     token_embedding="model.embed_tokens",  # noqa: S106
@@ -80,12 +93,5 @@ CONFIG_NAMES = TensorNames(
     mlp_norm="post_attention_layernorm",
     gate_up=("mlp.gate_proj", "mlp.up_proj"),
     down_proj="mlp.down_proj",
-    moe=MoeNames(
-        router="mlp.gate",
-        gate_up=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
-        down_proj="mlp.experts.{}.down_proj",
-        is_stacked=False,
-        shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-        shared_down_proj="mlp.shared_expert.down_proj",
-    ),
+    moe=CONFIG_MOE,
 )

@@ -40,8 +40,7 @@ class Placer:
     """Place tensors of one file by name, checking every shape against the spec.
 
     ``with_bias``: which linears (qkv, o_proj, gate_up, down_proj) have biases; a GGUF file, which
-    has no key for it, may have more, and its first layer shows which. ``norm_offset`` is added to
-    every norm's factors; ``is_tied`` holds where a config.json does not say.
+    has no key for it, may have more, and its first layer shows which.
     """
 
     def __init__(
@@ -52,18 +51,12 @@ class Placer:
         names: TensorNames,
         *,
         with_bias: Collection[str] = (),
-        norm_offset: float = 0.0,
-        is_transposed: bool = False,
-        is_tied: bool = False,
     ) -> None:
         self._source = source
         self._placement = placement
         self._spec = spec
         self._names = names
         self._with_bias = with_bias
-        self._norm_offset = np.float32(norm_offset)
-        self._is_transposed = is_transposed
-        self._is_tied = is_tied
 
     def weights(self) -> Weights:
         """Place every tensor of a decoder; a file with one more is refused."""
@@ -108,9 +101,10 @@ class Placer:
 
     def _attention(self, prefix: str) -> AttentionWeights:
         spec, names = self._spec, self._names
-        q_size, kv_size, _ = sizes = spec.attention.qkv_sizes
+        sizes = list(spec.attention.qkv_sizes)
+        q_size, kv_size, _ = sizes
         if len(names.qkv) == 1:
-            sizes = (sum(sizes),)
+            sizes = [sum(sizes)]
         return AttentionWeights(
             qkv=self._linear("qkv", prefix, names.qkv, sizes, spec.hidden_size),
             o_proj=self._linear("o_proj", prefix, [names.o_proj], [spec.hidden_size], q_size),
@@ -150,9 +144,7 @@ class Placer:
         router = self._linear("router", prefix, [names.router], [spec.num_experts], hidden_size)
         shared = None
         if spec.shared is not None:
-            shared = self._dense(
-                prefix, spec.shared, names.shared_gate_up, names.shared_down_proj
-            )
+            shared = self._dense(prefix, spec.shared, names.shared_gate_up, names.shared_down_proj)
         shared_gate = None
         if names.shared_gate is not None:
             shared_gate = self._placement.row(f"{prefix}{names.shared_gate}.weight", hidden_size)
@@ -178,7 +170,9 @@ class Placer:
         )
 
     def _norm(self, name: str, length: int) -> Norm:
-        weight = self._placement.vector(f"{name}.weight", length) + self._norm_offset
+        weight = self._placement.vector(f"{name}.weight", length) + np.float32(
+            self._names.norm_offset
+        )
         if self._spec.norm.kind == "rms":
             return Norm(weight)
         bias = f"{name}.bias"
@@ -192,7 +186,7 @@ class Placer:
         # GGUF says tied by leaving the head out; config.json says it in a key.
         is_tied = not has_own
         if source.format != "gguf":
-            is_tied = source.metadata.boolean("tie_word_embeddings", default=self._is_tied)
+            is_tied = source.metadata.boolean("tie_word_embeddings", default=self._names.is_tied)
         if is_tied and not has_own:
             return embedding
         if is_tied and source.read(name) != source.read(embedding.segments[0].name):
@@ -212,6 +206,7 @@ class Placer:
             has_bias = has_bias or self._placement.has(f"{first}.bias")
         biases = [f"{prefix}{name}.bias" for name in names] if has_bias else []
         weights = [f"{prefix}{name}.weight" for name in names]
+        is_transposed = self._names.is_transposed
         return self._placement.linear(
-            *weights, biases=biases, n=sizes, k=k, is_transposed=self._is_transposed
+            *weights, biases=biases, n=sizes, k=k, is_transposed=is_transposed
         )

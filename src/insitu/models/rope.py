@@ -4,19 +4,24 @@ Every way to stretch becomes one divisor a pair of dims, a magnitude, or another
 depend on a length: that is the longest sequence the engine will take, fixed when the model is
 loaded, never the length a sequence happens to have.
 
-Not here: angles themselves (``kernels``). Logarithms and powers are taken in decimal arithmetic,
-whose digits depend on no libm and no processor.
+Not here: the formulas (``rope_scaling``), or angles themselves (``kernels``).
 
 Always true: a setting that was not understood is refused by name.
 """
 
 from __future__ import annotations
 
-import math
-from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING
 
 from insitu.models.keys import MAX_MODEL_LEN, Keys
+from insitu.models.rope_scaling import (
+    by_wavelength,
+    dynamic,
+    linear,
+    longrope_magnitude,
+    yarn,
+    yarn_magnitude,
+)
 from insitu.models.spec import RopeSpec
 from insitu.weights.metadata import Metadata
 from insitu.weights.place import Placement
@@ -27,9 +32,18 @@ if TYPE_CHECKING:
     from insitu.models.spec import Pairing
 
 DEFAULT_THETA = 10000.0
-_PI = Decimal("3.14159265358979323846264338327950288419716939937510")
-_DIGITS = 40
-_EVERY_KIND = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+_ORIGINAL = "original_max_position_embeddings"
+_EVERY_KIND = {"rope_theta", "rope_type", "type"}
+# By the name in config.json: the settings it has.
+_SETTINGS = {
+    "default": {"factor"},
+    "linear": {"factor"},
+    "dynamic": {"factor", _ORIGINAL},
+    "yarn": {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale"}
+    | {"mscale_all_dim", "truncate"},
+    "llama3": {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
+    "longrope": {"factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor"},
+}
 
 
 class RopeReader:
@@ -46,6 +60,7 @@ class RopeReader:
         self.asked_len = asked_len
         # What the model's own length is once it is stretched.
         self.max_model_len = self.file_len
+        self._known = _EVERY_KIND
 
     def read(
         self,
@@ -53,9 +68,12 @@ class RopeReader:
         pairing: Pairing,
         *,
         theta: float = DEFAULT_THETA,
-        rotary: float = 1.0,
+        rotary: float | None = None,
     ) -> RopeSpec:
-        """The file's rope; ``theta`` and ``rotary`` (the part of a head) hold where it is silent."""
+        """The file's rope; ``theta`` and ``rotary`` hold where it is silent.
+
+        ``rotary``: the part of a head that turns, in families that may turn a part.
+        """
         if self.keys.is_gguf:
             return self._read_gguf(head_dim, pairing, theta)
         return self._read_config(head_dim, pairing, theta, rotary)
@@ -68,7 +86,7 @@ class RopeReader:
     # --- config.json ---------------------------------------------------------------------------
 
     def _read_config(
-        self, head_dim: int, pairing: Pairing, theta: float, rotary: float
+        self, head_dim: int, pairing: Pairing, theta: float, rotary: float | None
     ) -> RopeSpec:
         keys = self.keys
         rope = self._config_mapping()
@@ -79,13 +97,16 @@ class RopeReader:
             ),
         }
         theta = _agreed(keys, told, theta)
-        told = {
-            "partial_rotary_factor": keys.number(None, "partial_rotary_factor", None, most=1),
-            "rope_parameters.partial_rotary_factor": rope.number(
-                "partial_rotary_factor", None, minimum=1e-6, maximum=1
-            ),
-        }
-        dim = int(head_dim * _agreed(keys, told, rotary))
+        dim = head_dim
+        if rotary is not None:
+            self._known = _EVERY_KIND | {"partial_rotary_factor"}
+            told = {
+                "partial_rotary_factor": keys.number(None, "partial_rotary_factor", None, most=1),
+                "rope_parameters.partial_rotary_factor": rope.number(
+                    "partial_rotary_factor", None, minimum=1e-6, maximum=1
+                ),
+            }
+            dim = int(head_dim * _agreed(keys, told, rotary))
         return self._of_kind(rope, _kind(rope), RopeSpec(theta, dim, pairing))
 
     def _config_mapping(self) -> Metadata:
@@ -101,16 +122,22 @@ class RopeReader:
         return newer or Metadata(keys.source.path, {})
 
     def _of_kind(self, rope: Metadata, kind: str, plain: RopeSpec) -> RopeSpec:
-        if kind not in _KINDS:
-            known = ", ".join(_KINDS)
+        reads: dict[str, Callable[[Metadata, RopeSpec], RopeSpec]] = {
+            "default": self._default,
+            "linear": self._linear,
+            "dynamic": self._dynamic,
+            "yarn": self._yarn,
+            "llama3": self._by_wavelength,
+            "longrope": self._longrope,
+        }
+        if kind not in reads:
+            known = ", ".join(reads)
             raise rope.fault("rope_type", f"rope scaling {kind!r} is not supported ({known})")
-        read, settings = _KINDS[kind]
         for key in rope.keys():  # noqa: SIM118
-            if key not in _EVERY_KIND | settings and rope.has(key):
+            if key not in self._known | _SETTINGS[kind] and rope.has(key):
                 raise rope.fault(key, f"is not a setting of rope type {kind!r}")
         try:
-            with localcontext(prec=_DIGITS):
-                return read(self, rope, plain)
+            return reads[kind](rope, plain)
         except ArithmeticError:
             raise rope.fault("rope_type", f"{kind!r} has settings that give no angles") from None
 
@@ -127,12 +154,7 @@ class RopeReader:
         factor = _factor(rope)
         original = self._original_len(rope, self.file_len)
         self.max_model_len = max(self.file_len, int(original * factor))
-        length = max(self._length(), original)
-        stretch = Decimal(factor) * length / original - (Decimal(factor) - 1)
-        power = Decimal(plain.dim) / (plain.dim - 2)
-        theta = Decimal(plain.theta) * (stretch.ln() * power).exp()
-        scaling = f"dynamic {factor:g} for {length} positions"
-        return RopeSpec(float(theta), plain.dim, plain.pairing, scaling=scaling)
+        return dynamic(plain, factor, original, max(self._length(), original))
 
     def _yarn(self, rope: Metadata, plain: RopeSpec) -> RopeSpec:
         original = self._original_len(rope, self.file_len)
@@ -143,8 +165,8 @@ class RopeReader:
         magnitude = rope.number("attention_factor", None, minimum=1e-6, maximum=1e6)
         if magnitude is None:
             scales = [rope.number(key, 0.0, minimum=0) for key in ("mscale", "mscale_all_dim")]
-            magnitude = _yarn_magnitude(factor, *scales)
-        is_whole = rope.boolean("truncate", True)  # noqa: FBT003
+            magnitude = yarn_magnitude(factor, *scales)
+        is_whole = rope.boolean("truncate", default=True)
         ramp = (fast, slow, original)
         return yarn(plain, factor, ramp, magnitude, is_whole=is_whole)
 
@@ -161,13 +183,11 @@ class RopeReader:
         factor = rope.number("factor", self.file_len / original, minimum=1e-6, maximum=1e6)
         magnitude = rope.number("attention_factor", None, minimum=1e-6, maximum=1e6)
         if magnitude is None:
-            magnitude = _longrope_magnitude(factor, original)
+            magnitude = longrope_magnitude(factor, original)
         length, which = self._length(), "short_factor"
         if length > original:
             which = "long_factor"
         divisors = tuple(rope.numbers(which))
-        if any(divisor <= 0 for divisor in divisors):
-            raise rope.fault(which, "holds a factor that is not above 0")
         scaling = f"longrope, {which} for {length} positions"
         return RopeSpec(plain.theta, plain.dim, plain.pairing, divisors, magnitude, scaling)
 
@@ -176,9 +196,8 @@ class RopeReader:
 
     def _original_len(self, rope: Metadata, default: int) -> int:
         """Positions the model was first trained for."""
-        key = "original_max_position_embeddings"
-        told = self.keys.integer(None, key, default, most=MAX_MODEL_LEN)
-        return rope.integer(key, told, minimum=1, maximum=MAX_MODEL_LEN)
+        told = self.keys.integer(None, _ORIGINAL, default, most=MAX_MODEL_LEN)
+        return rope.integer(_ORIGINAL, told, minimum=1, maximum=MAX_MODEL_LEN)
 
     # --- GGUF ----------------------------------------------------------------------------------
 
@@ -220,11 +239,10 @@ class RopeReader:
         fast = keys.number("rope.scaling.yarn_beta_fast", None, 32.0)
         slow = keys.number("rope.scaling.yarn_beta_slow", None, 1.0)
         told = keys.number("rope.scaling.attn_factor", None, 1.0)
-        magnitude = told * _yarn_magnitude(factor, 0.0, 0.0)
+        magnitude = told * yarn_magnitude(factor, 0.0, 0.0)
         self.max_model_len = max(self.file_len, int(original * factor))
         try:
-            with localcontext(prec=_DIGITS):
-                return yarn(plain, factor, (fast, slow, original), magnitude, is_whole=True)
+            return yarn(plain, factor, (fast, slow, original), magnitude, is_whole=True)
         except ArithmeticError:
             where = keys.key("rope.scaling.factor", None)
             raise keys.refuse(where, f"{factor:g} gives no angles") from None
@@ -252,87 +270,6 @@ class RopeReader:
         return tuple(float(value) for value in values)
 
 
-def linear(plain: RopeSpec, factor: float) -> RopeSpec:
-    """Every pair turns ``factor`` times slower."""
-    divisors = (factor,) * (plain.dim // 2)
-    return RopeSpec(plain.theta, plain.dim, plain.pairing, divisors, scaling=f"linear {factor:g}")
-
-
-def by_wavelength(
-    plain: RopeSpec, factor: float, low: float, high: float, original: int
-) -> RopeSpec:
-    """Pairs that turn fewer than ``low`` times in the original length are slowed down by
-    ``factor``, those that turn more than ``high`` times are not, and those between by a part."""
-    divisors = []
-    for wave in _wavelengths(plain):
-        turns = original / wave
-        kept = (turns - Decimal(low)) / (Decimal(high) - Decimal(low))
-        divisors.append(_blended(kept, factor))
-    scaling = f"by wavelength, {factor:g} of {original}"
-    return RopeSpec(plain.theta, plain.dim, plain.pairing, tuple(divisors), scaling=scaling)
-
-
-def yarn(
-    plain: RopeSpec,
-    factor: float,
-    ramp: tuple[float, float, int],
-    magnitude: float,
-    *,
-    is_whole: bool,
-) -> RopeSpec:
-    """As by wavelength, but the part falls evenly over the pairs between the two bounds.
-
-    ``ramp``: turns of the fast and of the slow bound, in the original length.
-    """
-    fast, slow, original = ramp
-    ends = [_pair_that_turns(plain, turns, original) for turns in (fast, slow)]
-    if is_whole:
-        ends = [Decimal(math.floor(ends[0])), Decimal(math.ceil(ends[1]))]
-    first, last = max(ends[0], Decimal(0)), min(ends[1], Decimal(plain.dim - 1))
-    if first == last:
-        last += Decimal("0.001")
-    kept = (1 - (i - first) / (last - first) for i in range(plain.dim // 2))
-    divisors = tuple(_blended(part, factor) for part in kept)
-    scaling = f"yarn {factor:g} of {original}"
-    return RopeSpec(plain.theta, plain.dim, plain.pairing, divisors, magnitude, scaling)
-
-
-def _blended(kept: Decimal, factor: float) -> float:
-    """The divisor of a pair that keeps a part of its pace, the rest slowed down by ``factor``."""
-    kept = min(max(kept, Decimal(0)), Decimal(1))
-    return float(1 / (kept + (1 - kept) / Decimal(factor)))
-
-
-def _wavelengths(plain: RopeSpec) -> list[Decimal]:
-    """Positions in which each pair turns once."""
-    log_theta = Decimal(plain.theta).ln()
-    return [
-        2 * _PI * (log_theta * (2 * i) / plain.dim).exp() for i in range(plain.dim // 2)
-    ]
-
-
-def _pair_that_turns(plain: RopeSpec, turns: float, length: int) -> Decimal:
-    """The (broken) index of the pair that turns that often within a length."""
-    ratio = length / (Decimal(turns) * 2 * _PI)
-    return plain.dim * ratio.ln() / (2 * Decimal(plain.theta).ln())
-
-
-def _yarn_magnitude(factor: float, scale: float, scale_of_all: float) -> float:
-    def of(weight: float) -> Decimal:
-        log = Decimal(factor).ln() if factor > 1 else Decimal(0)
-        return Decimal("0.1") * Decimal(weight) * log + 1
-
-    if scale and scale_of_all:
-        return float(of(scale) / of(scale_of_all))
-    return float(of(1.0))
-
-
-def _longrope_magnitude(factor: float, original: int) -> float:
-    if factor <= 1:
-        return 1.0
-    return float((1 + Decimal(factor).ln() / Decimal(original).ln()).sqrt())
-
-
 def _kind(rope: Metadata) -> str:
     kinds = {rope.string(key) for key in ("rope_type", "type") if rope.has(key)}
     if len(kinds) > 1:
@@ -353,25 +290,3 @@ def _agreed(keys: Keys, values: dict[str, float | None], default: float) -> floa
         told = ", ".join(f"{key} {value}" for key, value in given.items())
         raise keys.refuse(next(iter(given)), f"is given twice and differs: {told}")
     return next(iter(given.values()), default)
-
-
-_ORIGINAL = "original_max_position_embeddings"
-# By the name in config.json: how it is read, and the settings it has.
-_KINDS: dict[str, tuple[Callable[[RopeReader, Metadata, RopeSpec], RopeSpec], set[str]]] = {
-    "default": (RopeReader._default, {"factor"}),
-    "linear": (RopeReader._linear, {"factor"}),
-    "dynamic": (RopeReader._dynamic, {"factor", _ORIGINAL}),
-    "yarn": (
-        RopeReader._yarn,
-        {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale"}
-        | {"mscale_all_dim", "truncate"},
-    ),
-    "llama3": (
-        RopeReader._by_wavelength,
-        {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
-    ),
-    "longrope": (
-        RopeReader._longrope,
-        {"factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor"},
-    ),
-}

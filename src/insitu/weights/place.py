@@ -17,7 +17,7 @@ from insitu.kernels.pack import PackedLinear, Segment
 from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from insitu.weights.tensors import TensorInfo, TensorSource
 
@@ -75,7 +75,9 @@ class Placement:
         infos = [self._take(name) for name in names]
         for info, size in zip(infos, n, strict=True):
             self._check_shape(info, (count, size, k))
-        whole = [(info, size, self._source.read(info.name)) for info, size in zip(infos, n, strict=True)]
+        whole = [
+            (info, size, self._source.read(info.name)) for info, size in zip(infos, n, strict=True)
+        ]
         times = parts if len(names) == 1 else 1
         linears = []
         for index in range(count):
@@ -105,6 +107,10 @@ class Placement:
         # A copy: it outlives the mapping.
         values = decode(info.block_type, self._source.read(name), 1, length)
         return np.array(values[0], np.float32)
+
+    def skip(self, names: Iterable[str]) -> None:
+        """Tensors that a file may have and no model needs."""
+        self._placed.update(names)
 
     def finish(self) -> None:
         """Refuse a file with tensors that nothing asked for, naming them."""

@@ -50,6 +50,8 @@ NAMES = {
         post_attention_norm="post_attention_layernorm",
         mlp_norm="pre_feedforward_layernorm",
         post_mlp_norm="post_feedforward_layernorm",
+        norm_offset=1.0,
+        is_tied=True,
     ),
 }
 
@@ -61,7 +63,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     scale = None if scalar is None else 1 / math.sqrt(scalar)
     soft_cap = keys.number(None, "attn_logit_softcapping", 0.0)
     attention = attention_of(keys, scale=scale, soft_cap=soft_cap)
-    keys.only("use_bidirectional_attention", False)  # noqa: FBT003
+    keys.must_be_off("use_bidirectional_attention")
     keys.ignore("attention_bias")
     rope = RopeReader(keys, asked_len)
     turned, local = _ropes(keys, rope, attention.head_dim)
@@ -79,7 +81,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
         norm=norm_of(keys),
         multipliers=Multipliers(
             embedding=math.sqrt(keys.integer("embedding_length", "hidden_size")),
-            logit_soft_cap=keys.number(None, "final_logit_softcapping", None) or 0.0,
+            logit_soft_cap=keys.number(None, "final_logit_softcapping", 0.0),
         ),
         max_model_len=rope.max_model_len,
     )
@@ -99,15 +101,6 @@ def _ropes(keys: Keys, rope: RopeReader, head_dim: int) -> tuple[RopeSpec, RopeS
 
 
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
-    """Place every tensor of the file; a checkpoint keeps norms' factors less one."""
-    offset = 0.0 if source.format == "gguf" else 1.0
+    """Place every tensor of the file."""
     names = NAMES[source.format]
-    return Placer(
-        source,
-        placement,
-        spec,
-        names,
-        with_bias=biases_of(source),
-        norm_offset=offset,
-        is_tied=True,
-    ).weights()
+    return Placer(source, placement, spec, names, with_bias=biases_of(source)).weights()

@@ -1,0 +1,64 @@
+"""OLMoE: a mixture of experts; queries and keys are normed over the whole row.
+
+Not here: anything another family shares; that is driven by the spec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from insitu.models.config import (
+    attention_of,
+    biases_of,
+    decoder_of,
+    mlp_of,
+    moe_of,
+    norm_of,
+    num_layers_of,
+)
+from insitu.models.keys import Keys
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.placer import Placer
+from insitu.models.rope import RopeReader
+from insitu.models.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from insitu.models.spec import DecoderSpec
+    from insitu.models.weights import Weights
+    from insitu.weights.place import Placement
+    from insitu.weights.source import TensorSource
+
+ARCHITECTURES = ("olmoe", "OlmoeForCausalLM")
+NAMES = {
+    "gguf": replace(GGUF_NAMES, q_norm="attn_q_norm", k_norm="attn_k_norm"),
+    "safetensors": replace(CONFIG_NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
+}
+
+
+def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
+    """Read the decoder's numbers, refusing what this family does not do."""
+    keys = Keys(source, "olmoe")
+    rope, attention = RopeReader(keys, asked_len), attention_of(keys)
+    keys.ignore("attention_bias")
+    mlp_of(keys)  # its activation is every expert's
+    mlp = moe_of(
+        keys,
+        count="num_experts",
+        size="intermediate_size",
+        is_normalised=keys.boolean("expert_weights_norm", "norm_topk_prob", default=False),
+    )
+    layer = LayerSpec(rope.read(attention.head_dim, "halves"), mlp)
+    return decoder_of(
+        keys,
+        attention=attention,
+        layers=[layer] * num_layers_of(keys),
+        norm=norm_of(keys),
+        max_model_len=rope.max_model_len,
+    )
+
+
+def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
+    """Place every tensor of the file."""
+    names = NAMES[source.format]
+    return Placer(source, placement, spec, names, with_bias=biases_of(source)).weights()

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -17,6 +18,7 @@
 #include "kernels.h"
 #include "pack.h"
 #include "program.h"
+#include "step_queue.h"
 
 namespace nb = nanobind;
 
@@ -180,12 +182,17 @@ class Handle {
     threads.is_pinned = pin;
     nb::gil_scoped_release release;
     executor_ = std::make_unique<Executor>(spec, kv_from(kv), limits_from(limits), threads, table);
+    vocab_size_ = executor_->vocab_size();
   }
 
   void close() {
-    nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    executor_.reset();
+    {
+      nb::gil_scoped_release release;
+      queue_.drain();
+      const std::lock_guard lock(mutex_);
+      executor_.reset();
+    }
+    given_.clear();
   }
 
   // arrays: token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows
@@ -229,13 +236,6 @@ class Handle {
     executor.step(batch, s, sampled);
   }
 
-  void compute(const BatchArrays& arrays) {
-    const Batch batch = batch_from(arrays);
-    nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    open().compute(batch);
-  }
-
   void choose(const WantedArrays& wanted, const SampledArrays& out) {
     const size_t rows = std::get<0>(out).size();
     const Sampling s = sampling_from(wanted, rows);
@@ -248,42 +248,69 @@ class Handle {
     executor.choose(s, sampled);
   }
 
+  // The same as a step that begins when those started before it have ended: its number, to be finished.
+  uint64_t start(const BatchArrays& arrays, const WantedArrays& wanted, const SampledArrays& out) {
+    const Batch batch = batch_from(arrays);
+    const Sampling s = sampling_from(wanted, batch.num_logit_rows);
+    const Sampled sampled = sampled_from(out, batch.num_logit_rows);
+    require_mask_words(wanted, vocab_size_);  // without the lock, which the step that runs holds
+    const uint64_t number = queue_.push([this, batch, s, sampled] {
+      const std::lock_guard lock(mutex_);
+      open().step(batch, s, sampled);
+    });
+    given_.emplace(number, Given{arrays, wanted, out});
+    return number;
+  }
+
+  // The same without choosing: `choose` comes once it is finished, before anything else is started.
+  uint64_t start_compute(const BatchArrays& arrays) {
+    const Batch batch = batch_from(arrays);
+    const uint64_t number = queue_.push([this, batch] {
+      const std::lock_guard lock(mutex_);
+      open().compute(batch);
+    });
+    given_.emplace(number, Given{arrays, {}, {}});
+    return number;
+  }
+
+  void finish(uint64_t number) {
+    const auto given = given_.extract(number);
+    if (given.empty()) throw std::invalid_argument("finish: no such step was started");
+    nb::gil_scoped_release release;
+    queue_.wait(number);
+  }
+
+  int64_t busy_ns() const { return queue_.busy_ns(); }
+
   nb::dict sizes() { return sizes_to(open().sizes()); }
 
   // body(executor) without the GIL, between steps.
   template <typename Body>
   auto between_steps(Body&& body) {
     nb::gil_scoped_release release;
+    queue_.drain();
     const std::lock_guard lock(mutex_);
     return body(open());
   }
 
   void start_profile() {
-    nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    open().start_profile();
+    between_steps([](Executor& e) { e.start_profile(); });
   }
 
   void stop_profile() {
-    nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    open().stop_profile();
+    between_steps([](Executor& e) { e.stop_profile(); });
   }
 
   std::vector<int64_t> profile() {
-    nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    return open().profile_ns();
+    return between_steps([](Executor& e) { return e.profile_ns(); });
   }
 
   void copy_block(int source, int target) {
-    const std::lock_guard lock(mutex_);
-    open().copy_block(source, target);
+    between_steps([&](Executor& e) { e.copy_block(source, target); });
   }
 
   void wipe_block(int block) {
-    const std::lock_guard lock(mutex_);
-    open().wipe_block(block);
+    between_steps([&](Executor& e) { e.wipe_block(block); });
   }
 
   nb::bytes packed(int linear, int segment) {
@@ -366,8 +393,18 @@ class Handle {
             starts.data(),          lens.data(),       logit_rows.data()};
   }
 
+  // What a step that was started reads and writes: kept until it is finished, whoever lets go of it.
+  struct Given {
+    BatchArrays arrays;
+    WantedArrays wanted;
+    SampledArrays out;
+  };
+
   std::mutex mutex_;
   std::unique_ptr<Executor> executor_;
+  int vocab_size_ = 0;
+  std::map<uint64_t, Given> given_;
+  StepQueue queue_;  // last: its thread ends before what it uses
 };
 
 // What ceilings.h measures, on the threads of an open executor.
@@ -432,8 +469,11 @@ NB_MODULE(_native, m) {
       .def("close", &Handle::close)
       .def("forward", &Handle::forward)
       .def("step", &Handle::step)
-      .def("compute", &Handle::compute)
       .def("choose", &Handle::choose)
+      .def("start", &Handle::start)
+      .def("start_compute", &Handle::start_compute)
+      .def("finish", &Handle::finish)
+      .def("busy_ns", &Handle::busy_ns)
       .def("sizes", &Handle::sizes)
       .def("start_profile", &Handle::start_profile)
       .def("stop_profile", &Handle::stop_profile)

@@ -241,6 +241,24 @@ const uint8_t* Executor::packed(int linear, int segment, size_t* num_bytes) cons
   return s.data;
 }
 
+// With the ids that the step before chose put in their places.
+Batch Executor::checked(const Batch& given, const std::vector<int32_t>& chosen) {
+  Batch batch = given;
+  const auto end = given.token_ids + given.num_tokens;
+  if (std::any_of(given.token_ids, end, [](int32_t id) { return id < 0; })) {
+    token_ids_.assign(given.token_ids, end);
+    for (int32_t& id : token_ids_) {
+      if (id >= 0) continue;
+      const int64_t row = -1 - int64_t{id};
+      require(row < static_cast<int64_t>(chosen.size()), "token_ids: the step before chose nothing for that row");
+      id = chosen[static_cast<size_t>(row)];
+    }
+    batch.token_ids = token_ids_.data();
+  }
+  check_batch(batch, kv_, limits_, num_token_ids_, num_positions_);
+  return batch;
+}
+
 void Executor::forward(const Batch& batch, float* logits) {
   compute(batch);
   num_computed_rows_ = 0;
@@ -251,14 +269,17 @@ void Executor::forward(const Batch& batch, float* logits) {
 }
 
 void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled& out) {
+  const auto chosen = std::exchange(chosen_ids_, {});  // a step that throws leaves none
   check_sampling(sampling, batch.num_logit_rows, out.max_logprobs, vocab_size_);
-  compute(batch);
+  compute(batch, chosen);
   choose(sampling, out);
 }
 
-void Executor::compute(const Batch& batch) {
+void Executor::compute(const Batch& batch) { compute(batch, std::exchange(chosen_ids_, {})); }
+
+void Executor::compute(const Batch& given, const std::vector<int32_t>& chosen) {
   num_computed_rows_ = 0;
-  check_batch(batch, kv_, limits_, num_token_ids_, num_positions_);
+  const Batch batch = checked(given, chosen);
   const FloatControl control;
   run(batch);
   num_computed_rows_ = batch.num_logit_rows;
@@ -270,6 +291,7 @@ void Executor::choose(const Sampling& sampling, const Sampled& out) {
   check_sampling(sampling, num_rows, out.max_logprobs, vocab_size_);
   const FloatControl control;
   timed(ops_.size(), [&] { sampler_->run(pool_, at(logits_), num_rows, sampling, out); });
+  chosen_ids_.assign(out.token_ids, out.token_ids + num_rows);
 }
 
 void Executor::start_profile() { profile_ns_.assign(ops_.size() + 1, 0); }

@@ -92,6 +92,7 @@ class Executor {
   static Sizes sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, int num_threads,
                      const KernelTable& table);
 
+  // A token id of -1 - r means the id that the step before chose for its logit row r.
   void forward(const Batch& batch, float* logits);  // [R, vocab]
   void step(const Batch& batch, const Sampling& sampling, const Sampled& out);
   // The same in two parts, for when not all of `sampling` is known before the forward pass.
@@ -133,6 +134,8 @@ class Executor {
   };
 
   void pack(const ProgramSpec& spec);
+  Batch checked(const Batch& batch, const std::vector<int32_t>& chosen);
+  void compute(const Batch& batch, const std::vector<int32_t>& chosen);
   void run(const Batch& batch);
   ThreadOptions with_prefetch(ThreadOptions threads);
   template <typename Body>
@@ -176,6 +179,8 @@ class Executor {
   float* row_scratch_ = nullptr;
   uint8_t* experts_scratch_ = nullptr;
   std::vector<int> next_linear_;     // by operator: the weight of the next Linear after it, or -1
+  std::vector<int32_t> chosen_ids_;  // by the step before; none if it failed
+  std::vector<int32_t> token_ids_;   // of this step, where some were chosen by the one before
   std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<Sampler> sampler_;

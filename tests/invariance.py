@@ -1,8 +1,9 @@
 """Forty requests, the ways a server may be asked them, and the first step at which two ways differ.
 
 A ``Way`` says everything that must not matter: company, budgets, cache, preemption, threads,
-instruction set, streaming. ``ask_all`` starts a server of its own for a way (an app over the real
-engine, without sockets), asks, and ends it: two ways are two servers, one started after the other.
+instruction set, streaming, steps scheduled while one runs. ``ask_all`` starts a server of its own
+for a way (an app over the real engine, without sockets), asks, and ends it: two ways are two
+servers, one started after the other.
 
 Always true: a way that promises something (a preemption, a found prompt, an eviction) is checked to
 have happened; requests and ways are the same in every run.
@@ -54,6 +55,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "is_preempted": (False, True),
     "block_size": (16, 32),
     "is_streamed": (False, True),
+    "is_ahead": (False, True),
 }
 
 
@@ -70,6 +72,7 @@ class Way:
     is_preempted: bool = False
     block_size: int = 32
     is_streamed: bool = False
+    is_ahead: bool = False
 
     def __str__(self) -> str:
         """As a test's name."""
@@ -186,6 +189,7 @@ def ask_all(
         bodies = [bodies[index] for index in which]
     with _server(load, way) as generator:
         engine: Engine = generator._loop._engine
+        engine.runs_ahead = way.is_ahead
         if way.is_preempted:
             _preempt_at_random(engine, chance)
         answers = asyncio.run(_ask_all(generator, load, way, bodies, chance))

@@ -193,7 +193,8 @@ def test_faults_name_their_key(changes: dict[str, Any], key: str) -> None:
     ("changes", "name"),
     [
         ({"model": "rwkv"}, "'rwkv'"),
-        ({"pre": "telepathic"}, "'telepathic'"),
+        ({"pre": "tekken"}, "'tekken'"),
+        ({"pre": None}, "'default'"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], name: str) -> None:

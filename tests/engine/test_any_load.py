@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from engine.scripted_runner import expected_tokens, make_engine, make_prompt
+from engine.scripted_runner import VOCAB_SIZE, expected_tokens, make_engine, make_prompt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
+    from engine.scripted_runner import ScriptedRunner
+
     from insitu.engine.engine import Engine
     from insitu.engine.sequence import Prompt
 
@@ -18,12 +20,15 @@ SALTS = (None, b"one", b"two")
 
 @dataclass
 class Load:
-    """Requests that arrive, aborts and forgotten salts, each at its step."""
+    """Requests that arrive, aborts, forgotten salts and accidents, each at its step."""
 
     engine: Engine
+    runner: ScriptedRunner
     prompts: dict[int, list[Prompt]]
     aborts: dict[int, list[tuple[str, int | None]]]
     forgets: dict[int, bytes]
+    preempts: dict[int, int]
+    throws: set[int]
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     ended: set[tuple[str, int]] = field(default_factory=set)
     aborted: set[tuple[str, int]] = field(default_factory=set)
@@ -57,6 +62,11 @@ class Load:
                 self.aborted |= {(name, one) for one in choices} - self.ended
         if step in self.forgets:
             self.engine.forget(self.forgets[step])
+        running = self.engine.scheduler.running
+        if step in self.preempts and running:
+            self.engine.scheduler.preempt(running[self.preempts[step] % len(running)])
+        if step in self.throws:
+            self.runner.fail_next = ValueError("an accident")
 
     def _step(self) -> None:
         for output in self.engine.step():
@@ -80,6 +90,7 @@ def prompt_of(  # noqa: PLR0917
         num_choices=choices,
         priority=priority,
         shares_output=num_tokens % 2 == 0,
+        stop_ids=frozenset(range(0, VOCAB_SIZE, 7)) if num_tokens % 3 == 0 else frozenset(),
     )
 
 
@@ -108,6 +119,9 @@ def prompt_of(  # noqa: PLR0917
         st.tuples(st.integers(0, 11), st.one_of(st.none(), st.integers(0, 2))), st.integers(0, 40)
     ),
     forgets=st.dictionaries(st.integers(0, 40), st.sampled_from([b"one", b"two"])),
+    preempts=st.dictionaries(st.integers(0, 40), st.integers(0, 5)),
+    throws=st.sets(st.integers(0, 40), max_size=3),
+    runs_ahead=st.booleans(),
 )
 def test_any_load_ends_once_each_without_leaks(  # noqa: PLR0917
     requests: list[tuple[tuple[int, int, int, int, int, int], int]],
@@ -117,9 +131,14 @@ def test_any_load_ends_once_each_without_leaks(  # noqa: PLR0917
     rows: int,
     aborts: dict[tuple[int, int | None], int],
     forgets: dict[int, bytes],
+    preempts: dict[int, int],
+    throws: set[int],
+    runs_ahead: bool,
 ) -> None:
-    engine, _ = make_engine(num_blocks, max_num_seqs, tokens, tokens + 5, rows)
-    load = Load(engine, {}, {}, forgets)
+    engine, runner = make_engine(
+        num_blocks, max_num_seqs, tokens, tokens + 5, rows, runs_ahead=runs_ahead
+    )
+    load = Load(engine, runner, {}, {}, forgets, preempts, throws)
     prompts = []
     for index, (shape, arrival) in enumerate(requests):
         prompts.append(prompt_of(f"r{index}", *shape))

@@ -79,7 +79,7 @@ def test_a_short_prompt_does_not_wait_for_all_of_an_earlier_long_one() -> None:
     engine.add(make_prompt("long", num_tokens=900, max_tokens=1))
     engine.step()
     engine.add(make_prompt("short", num_tokens=10, max_tokens=1))
-    for _ in range(2):
+    for _ in range(3):  # the first of them was given out before it came
         assert engine.step() == []
     assert [output.request_id for output in engine.step()] == ["short"]
     assert runner.max_tokens_seen == 32

@@ -25,7 +25,7 @@ from server.dictated import ask_together, chat, dictated
 from server.scripted_generator import Scripted
 from server.test_door import cancel_after_first_byte, sample, scrape
 
-from insitu.engine.runner import BatchRunner
+from insitu.engine.runner import BatchRunner, Underway
 from insitu.llm.preparing import Preparer
 from insitu.server import answer, feed
 from insitu.server.app import create_app
@@ -294,13 +294,13 @@ def test_a_queue_has_the_size_it_was_given(tmp_path: Path) -> None:
 def test_a_step_that_hangs_takes_its_requests_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, run_step = threading.Event(), BatchRunner.run
+    gate, finish = threading.Event(), BatchRunner.finish
 
-    def hangs(self: BatchRunner, scheduled: Any) -> Any:
+    def hangs(self: BatchRunner, underway: Underway) -> Any:
         assert gate.wait(20)
-        return run_step(self, scheduled)
+        return finish(self, underway)
 
-    monkeypatch.setattr(BatchRunner, "run", hangs)
+    monkeypatch.setattr(BatchRunner, "finish", hangs)
     settings = {"max_num_seqs": 2, "step_timeout_s": 0.6}
 
     async def run(generator: TextGenerator) -> str:

@@ -1,14 +1,19 @@
 """Turn a step's schedule into arrays, and run them in one call.
 
+A step may be started while the one before it runs. A token which that one is about to choose is
+named by its row there, and the native side puts it in its place.
+
 Not here: which sequences run, or what a token means.
 
-Always true: row order is schedule order; a sequence's rows depend on that sequence alone.
+Always true: row order is schedule order; a sequence's rows depend on that sequence alone; steps run
+in the order they were started.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Protocol
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,23 +24,40 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
     from insitu.engine.sequence import SampledToken, Scheduled
+    from insitu.kernels.native import Started
     from insitu.kernels.program import BatchArrays
     from insitu.kernels.sampling import SamplingArrays, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A step that was started; ``handle`` is its runner's own."""
+
+    scheduled: Items[Scheduled]
+    handle: Any
 
 
 class Runner(Protocol):
     """What the engine runs a step with."""
 
-    def run(self, scheduled: Items[Scheduled]) -> list[SampledToken | Exception | None]:
-        """One entry a share: its token, its own failure, or None where none was wanted."""
+    def start(self, scheduled: Items[Scheduled], before: Items[Scheduled] = ()) -> Underway:
+        """Begin a step, once that of ``before``, which is under way, has ended."""
+        ...
+
+    def finish(self, underway: Underway) -> list[SampledToken | Exception | None]:
+        """Wait for it. One entry a share: its token, its own failure, or None: none was wanted."""
+        ...
+
+    def drop(self, underway: Underway) -> None:
+        """Wait for it, whatever became of it."""
         ...
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy the keys and values of a block."""
+        """Copy the keys and values of a block, after every step started so far."""
         ...
 
     def wipe_block(self, block: int) -> None:
-        """Overwrite the keys and values of a block with zeros."""
+        """Overwrite the keys and values of a block with zeros, after every step started so far."""
         ...
 
     def close(self) -> None:
@@ -48,12 +70,12 @@ class Steps(Protocol):
 
     vocab_size: int
 
-    def step(self, batch: BatchArrays, sampling: SamplingArrays) -> StepResult:
-        """Run a batch and choose a token for every logit row."""
+    def start(self, batch: BatchArrays, sampling: SamplingArrays | None) -> Started:
+        """Have a batch run, and a token chosen for every logit row; None: by ``choose``."""
         ...
 
-    def compute(self, batch: BatchArrays) -> None:
-        """Run a batch; ``choose`` comes next."""
+    def finish(self, started: Started) -> None:
+        """Wait for it."""
         ...
 
     def choose(self, sampling: SamplingArrays) -> StepResult:
@@ -80,25 +102,34 @@ class BatchRunner:
         self._native = native
         self._block_size = block_size
         self._sampling = SamplingRows(native.vocab_size)
-        self._masker = ThreadPoolExecutor(1, thread_name_prefix="insitu-masks")
 
-    def run(self, scheduled: Items[Scheduled]) -> list[SampledToken | Exception | None]:
-        """One native call for the whole step; two where masks are filled while the first runs."""
-        batch = batch_of(scheduled, self._block_size)
+    def start(self, scheduled: Items[Scheduled], before: Items[Scheduled] = ()) -> Underway:
+        """One native call for the whole step; where rows look back, they are chosen at its end."""
+        batch = batch_of(scheduled, self._block_size, before)
+        if any(item.looks_back for item in scheduled):
+            return Underway(scheduled, self._native.start(batch, None))
         self._sampling.begin(scheduled)
-        if self._sampling.has_constraints:
-            result = self._choose_constrained(batch)
-        else:
-            result = self._native.step(batch, self._sampling.arrays())
+        return Underway(scheduled, self._native.start(batch, self._sampling.arrays()))
+
+    def finish(self, underway: Underway) -> list[SampledToken | Exception | None]:
+        """Wait for a step, and read what it chose; masks are filled while it runs."""
+        scheduled = underway.scheduled
+        started: Started = underway.handle
+        arrays = None
+        try:
+            if started.result is None:
+                self._sampling.begin(scheduled)
+                arrays = self._sampling.arrays()
+        finally:
+            self._native.finish(started)
+        result = started.result if arrays is None else self._native.choose(arrays)
+        assert result is not None
         return self._sampling.sampled_tokens(scheduled, result)
 
-    def _choose_constrained(self, batch: BatchArrays) -> StepResult:
-        arrays = self._masker.submit(self._sampling.arrays)
-        try:
-            self._native.compute(batch)
-        finally:
-            wait([arrays])
-        return self._native.choose(arrays.result())
+    def drop(self, underway: Underway) -> None:
+        """Wait for a step, whatever became of it."""
+        with suppress(Exception):
+            self._native.finish(underway.handle)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy the keys and values of a block."""
@@ -110,17 +141,18 @@ class BatchRunner:
 
     def close(self) -> None:
         """Close the native interpreter and let go of it, whoever still holds this runner."""
-        self._masker.shutdown()
         if hasattr(self, "_native"):
             self._native.close()
             del self._native
 
 
-def batch_of(scheduled: Items[Scheduled], block_size: int) -> Batch:
-    """The arrays of a step; T, S and R as in ``Batch``.
+def batch_of(scheduled: Items[Scheduled], block_size: int, before: Items[Scheduled] = ()) -> Batch:
+    """The arrays of a step that follows the one of ``before``; T, S and R as in ``Batch``.
 
-    Most shares are one token, and the step waits: plain lists are the quickest way there.
+    Most shares are one token: plain lists are the quickest way there.
     """
+    sampling = (item.sequence for item in before if item.has_logits)
+    coming = {sequence: -1 - row for row, sequence in enumerate(sampling)}
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -130,14 +162,14 @@ def batch_of(scheduled: Items[Scheduled], block_size: int) -> Batch:
     for index, item in enumerate(scheduled):
         sequence = item.sequence
         blocks = sequence.block_ids
-        first = sequence.num_computed_tokens
-        end = first + item.num_tokens
+        first, end = item.first, item.end
+        token_ids += sequence.token_ids[first:end]
+        if end > sequence.num_tokens:
+            token_ids.append(coming[sequence])
         if item.num_tokens == 1:
-            token_ids.append(sequence.token_ids[first])
             positions.append(first)
             slots.append(blocks[first // block_size] * block_size + first % block_size)
         else:
-            token_ids += sequence.token_ids[first:end]
             positions += range(first, end)
             slots += _slots(blocks, first, end, block_size)
         starts.append(len(token_ids))

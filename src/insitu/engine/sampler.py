@@ -41,6 +41,7 @@ class SamplingRows:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._sequences: list[Sequence] = []
+        self._positions: list[int] = []
         self._arrays = _arrays_of([], vocab_size)
         self._masks = TokenMasks(vocab_size)
         self._failures: dict[int, RequestFailed] = {}  # by row: what its constraint gave for a mask
@@ -48,6 +49,7 @@ class SamplingRows:
 
     def begin(self, scheduled: Items[Scheduled]) -> None:
         """Take in whose rows come: one a share that has logits, in order."""
+        self._positions = [item.end for item in scheduled if item.has_logits]
         sequences = [item.sequence for item in scheduled if item.has_logits]
         if sequences != self._sequences:
             self._sequences, self._arrays = sequences, _arrays_of(sequences, self._vocab_size)
@@ -55,8 +57,7 @@ class SamplingRows:
 
     def arrays(self) -> SamplingArrays:
         """One entry a row; where rows have constraints, these fill their masks."""
-        positions = [sequence.num_tokens for sequence in self._sequences]
-        arrays = replace(self._arrays, position=np.array(positions, np.uint32))
+        arrays = replace(self._arrays, position=np.array(self._positions, np.uint32))
         if not self.has_constraints:
             return arrays
         masks, self._failures = self._masks.fill(self._sequences)
@@ -65,7 +66,10 @@ class SamplingRows:
     def sampled_tokens(
         self, scheduled: Items[Scheduled], result: StepResult
     ) -> list[SampledToken | Exception | None]:
-        """What each share sampled of what ``arrays`` asked for, or its own failure."""
+        """What each share sampled of what ``arrays`` asked for, or its own failure.
+
+        Rows that look back are read before any others are begun.
+        """
         answer: list[SampledToken | Exception | None] = []
         row = 0
         for item in scheduled:

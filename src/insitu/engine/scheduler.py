@@ -5,11 +5,16 @@ prefill, chunked prefill, decode and recompute are the same thing, and what othe
 counts as computed. By priority, then first come, first served; when blocks run out the last in
 that order gives its blocks back and catches up again later.
 
+A step may be scheduled while the one before it runs: what that one computes and samples counts as
+there, whatever its id. What only its end can tell (an end id, a failure) is found then, and the
+share that such a sequence has in the next step is passed over.
+
 Not here: arrays, sampling, threads.
 
 Always true: every running sequence moves in every step (short of its last token while logit rows
-are short); a sequence that was let in fits into the whole pool alone, so the first in order always
-ends; nothing that waits is overtaken by more than ``MAX_OVERTAKEN`` that came later.
+are short), unless its last token is under way; what was not computed and taken in is not published;
+a sequence that was let in fits into the whole pool alone, so the first in order always ends;
+nothing that waits is overtaken by more than ``MAX_OVERTAKEN`` that came later.
 """
 
 from __future__ import annotations
@@ -120,8 +125,10 @@ class Scheduler:
             item = self._share(sequence, num_left - kept, rows_left)
             if item is None:
                 continue
-            if not self._hold_blocks(sequence, item.num_tokens):
+            if not self._hold_blocks(sequence, item.end):
                 break
+            sequence.num_started_tokens = item.end
+            sequence.num_coming_tokens += item.has_logits
             scheduled.append(item)
             num_left -= item.num_tokens
             rows_left -= item.has_logits
@@ -134,15 +141,26 @@ class Scheduler:
         outputs = []
         for item, token in zip(scheduled, sampled, strict=True):
             sequence = item.sequence
+            sequence.num_coming_tokens -= item.has_logits
+            if sequence.has_ended:  # while the step ran
+                continue
             if isinstance(token, Exception):
                 outputs.append(self.fail(sequence, token))
                 continue
-            sequence.num_computed_tokens += item.num_tokens
+            # None are there if it was preempted since; what was sampled stands.
+            sequence.num_computed_tokens = min(item.end, sequence.num_started_tokens)
             num_prompt_tokens = len(sequence.prompt.token_ids)
             self._publish(sequence, min(sequence.num_computed_tokens, num_prompt_tokens))
             if token is not None:
                 outputs.append(self._append(sequence, token))
         return outputs
+
+    def take_back(self, scheduled: Items[Scheduled]) -> None:
+        """Let a step that was scheduled not have been, before anything of it is taken in."""
+        for item in scheduled:
+            sequence = item.sequence
+            sequence.num_coming_tokens -= item.has_logits
+            sequence.num_started_tokens = min(sequence.num_started_tokens, item.first)
 
     def fail(self, sequence: Sequence, error: Exception) -> Output:
         """End one sequence with an error."""
@@ -169,7 +187,7 @@ class Scheduler:
         )
 
     def _num_step_tokens(self) -> int:
-        if any(sequence.num_output_tokens for sequence in self.running):
+        if any(one.num_output_tokens or one.num_coming_tokens for one in self.running):
             return self.budget.max_num_batched_tokens
         return self.budget.max_num_batched_tokens_alone
 
@@ -181,15 +199,16 @@ class Scheduler:
             num_tokens -= 1
         if num_tokens <= 0:
             return None
-        return Scheduled(sequence, num_tokens, num_tokens == num_missing)
+        first = sequence.num_started_tokens
+        return Scheduled(sequence, first, num_tokens, num_tokens == num_missing)
 
     def _hold_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a sequence the blocks of its next tokens, preempting whoever came last.
+        """Give a sequence the blocks of its first tokens, preempting whoever came last.
 
         False: that was the sequence itself, and it waits again.
         """
         num_held = len(sequence.block_ids)
-        wanted = self.pool.blocks_for(sequence.num_computed_tokens + num_tokens)
+        wanted = self.pool.blocks_for(num_tokens)
         if wanted <= num_held:
             return True
         while True:
@@ -250,7 +269,7 @@ class Scheduler:
             num_blocks = (sequence.num_tokens - 1) // size
             hashes = sequence.hashes.of(sequence.token_ids, num_blocks)
             sequence.block_ids = self.pool.match(hashes)
-        sequence.num_computed_tokens = len(sequence.block_ids) * size
+        sequence.num_computed_tokens = sequence.num_started_tokens = len(sequence.block_ids) * size
         sequence.num_published_blocks = len(sequence.block_ids)
 
     def _copy_last_block(self, sequence: Sequence) -> None:
@@ -261,7 +280,7 @@ class Scheduler:
         copy = self.pool.copy(leader.block_ids[len(sequence.block_ids)])
         assert copy is not None, "room for it was counted"
         sequence.block_ids.append(copy)
-        sequence.num_computed_tokens = num_tokens
+        sequence.num_computed_tokens = sequence.num_started_tokens = num_tokens
 
     def _note_overtaken(self, sequence: Sequence) -> None:
         earlier = (one for one in self.waiting if one.arrival < sequence.arrival)
@@ -290,7 +309,7 @@ class Scheduler:
             self.pool.doom(sequence.block_ids)
         self.pool.free(sequence.block_ids)
         sequence.block_ids = []
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.num_started_tokens = 0
         sequence.num_published_blocks = 0
 
 
@@ -301,7 +320,9 @@ def _order(sequence: Sequence) -> tuple[bool, int, int]:
 
 
 def _is_ready(sequence: Sequence) -> bool:
-    """Whether what it would take over of its leader is there."""
+    """Whether its own tokens and what it would take over of its leader are there."""
+    if sequence.num_coming_tokens:
+        return False
     leader = sequence.leader
     return leader is None or leader.has_ended or leader.has_computed_prompt
 

@@ -2,8 +2,9 @@
 
 Not here: text, arrays, or who runs next (``scheduler``).
 
-Always true: ``num_computed_tokens <= num_tokens``; ids once appended never change, whatever happens
-to the sequence's blocks; ``block_ids`` covers every computed token.
+Always true: ``num_computed_tokens <= num_started_tokens <= num_tokens + num_coming_tokens``; ids
+once appended never change, whatever happens to the sequence's blocks; ``block_ids`` covers every
+token that was started.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ class Sequence:
     arrival: int = 0
     submitted_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
+    # Keys and values in the cache; those and the ones that a step under way puts there.
     num_computed_tokens: int = 0
+    num_started_tokens: int = 0
+    # To be appended by a step under way.
+    num_coming_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_published_blocks: int = 0
     num_cached_tokens: int | None = None
@@ -120,8 +125,17 @@ class Sequence:
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens whose keys and values are not in the cache: what there is to catch up with."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens that no step has started: what there is to catch up with."""
+        num_tokens = len(self.token_ids) + self.num_coming_tokens
+        return min(num_tokens, self.max_num_tokens) - self.num_started_tokens
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether how a token is chosen depends on the ids before it, but for the model.
+
+        While such a sequence runs, no step is given ahead.
+        """
+        return self.constraint is not None
 
     @property
     def has_computed_prompt(self) -> bool:
@@ -136,11 +150,22 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A sequence's share of one step: its next ``num_tokens`` tokens.
+    """A sequence's share of one step: ``num_tokens`` tokens from the ``first`` on.
 
     ``has_logits``: they are its last ones, so a token is sampled after them.
     """
 
     sequence: Sequence
+    first: int
     num_tokens: int
     has_logits: bool
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether how its token is chosen depends on ids that must be known."""
+        return self.has_logits and self.sequence.looks_back
+
+    @property
+    def end(self) -> int:
+        """The position after its last token, which a token sampled after it takes."""
+        return self.first + self.num_tokens

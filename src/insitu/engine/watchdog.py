@@ -35,8 +35,9 @@ class Watchdog:
         self._on_late = on_late
         self._began_s: float | None = None
         self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="insitu-watchdog", daemon=True)
         if limit_s > 0:
-            threading.Thread(target=self._watch, name="insitu-watchdog", daemon=True).start()
+            self._thread.start()
 
     @property
     def age_s(self) -> float:
@@ -67,8 +68,10 @@ class Watchdog:
         return was_late
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching; its thread has ended then, unless it is what calls."""
         self._closed.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _watch(self) -> None:
         poll_s = min(_MAX_POLL_S, self._limit_s / _POLLS_A_LIMIT)

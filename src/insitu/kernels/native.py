@@ -87,6 +87,14 @@ class NativeSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """A step that was started, to be finished once; without ``result`` it chooses nothing."""
+
+    number: int
+    result: StepResult | None
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorTime:
     """Wall time of one operator over the steps since a profile was started."""
 
@@ -281,15 +289,34 @@ class Native:
         self._executor.step(arrays, wanted, result.as_tuple())
         return result
 
-    def compute(self, batch: BatchArrays) -> None:
-        """Run the batch; ``choose`` comes next."""
-        self._executor.compute(_batch_tuple(batch))
-
     def choose(self, sampling: SamplingArrays) -> StepResult:
         """Choose a token for every logit row of the batch just computed."""
         result = StepResult.empty(len(sampling.num_logprobs), sampling)
         self._executor.choose(wanted_tuple(sampling, self.vocab_size), result.as_tuple())
         return result
+
+    def start(self, batch: BatchArrays, sampling: SamplingArrays | None) -> Started:
+        """Have a step run as soon as those started before it have ended.
+
+        A token id of -1 - r means the id that the step before this one chooses for its logit row r.
+        Without ``sampling`` it is computed only: ``choose`` follows once it is finished, before
+        anything else is started.
+        """
+        arrays = _batch_tuple(batch)
+        if sampling is None:
+            return Started(self._executor.start_compute(arrays), None)
+        wanted = wanted_tuple(sampling, self.vocab_size)
+        result = StepResult.empty(len(arrays[6]), sampling)
+        return Started(self._executor.start(arrays, wanted, result.as_tuple()), result)
+
+    def finish(self, started: Started) -> None:
+        """Wait for a step that was started, until its result is there; raises what it raised."""
+        self._executor.finish(started.number)
+
+    @property
+    def busy_ns(self) -> int:
+        """Wall time that steps which were started have run so far."""
+        return self._executor.busy_ns()
 
     def start_profile(self) -> None:
         """Measure every operator from now on (two clock readings each); what was is forgotten."""

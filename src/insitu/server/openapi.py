@@ -14,14 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from insitu.server import schema_answers as answers
-from insitu.server.anthropic.answers import (
-    AnthropicError,
-    MessageAnswer,
-    MessageEvent,
-    TokenCount,
-)
-from insitu.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from insitu.server.anthropic.to_chat import COUNT_TOKENS, MESSAGES
 from insitu.server.responses.answers import ResponseAnswer, ResponseEvent
 from insitu.server.responses.schema import ResponsesRequest
 from insitu.server.responses.to_chat import RESPONSES
@@ -74,11 +66,10 @@ class Operation:
     chunk: type[BaseModel] | None = None
     media_type: str = "application/json"
     is_open: bool = False
-    error: type[BaseModel] = answers.ErrorAnswer
 
 
 # Bodies that may also hold fields of a chat.
-_TRANSLATIONS: tuple[Translation[Any], ...] = (RESPONSES, MESSAGES, COUNT_TOKENS)
+_TRANSLATIONS: tuple[Translation[Any], ...] = (RESPONSES,)
 
 OPERATIONS = (
     Operation("/v1/models", "listModels", "What is served.", answer=answers.ModelList),
@@ -111,23 +102,6 @@ OPERATIONS = (
         (ResponsesRequest,),
         ResponseAnswer,
         ResponseEvent,
-    ),
-    Operation(
-        "/v1/messages",
-        "createMessage",
-        "Answer a conversation in Anthropic's words.",
-        (MessagesRequest,),
-        MessageAnswer,
-        MessageEvent,
-        error=AnthropicError,
-    ),
-    Operation(
-        "/v1/messages/count_tokens",
-        "countMessageTokens",
-        "How many tokens a conversation's prompt has.",
-        (CountTokensRequest,),
-        TokenCount,
-        error=AnthropicError,
     ),
     Operation(
         "/v1/tokenize",
@@ -185,9 +159,8 @@ def _document(
 
 
 def _schemas() -> dict[str, Any]:
-    wanted: list[tuple[type[BaseModel], Any]] = []
+    wanted: list[tuple[type[BaseModel], Any]] = [(answers.ErrorAnswer, "serialization")]
     for operation in OPERATIONS:
-        wanted.append((operation.error, "validation"))
         wanted += [(body, "validation") for body in operation.bodies]
         for answer in (operation.answer, operation.chunk):
             if answer is not None:
@@ -225,7 +198,7 @@ def _operation(operation: Operation, *, has_keys: bool) -> dict[str, Any]:
         statuses.add(404)
     if has_keys and not operation.is_open:
         statuses.add(401)
-    error = {"application/json": {"schema": _ref(operation.error)}}
+    error = {"application/json": {"schema": _ref(answers.ErrorAnswer)}}
     responses: dict[str, Any] = {
         str(status): {"description": _REASONS[status], "content": error}
         for status in sorted(statuses)
@@ -263,8 +236,7 @@ def _content(operation: Operation) -> dict[str, Any]:
         schema = _ref(operation.answer) if operation.answer else {"type": "object"}
     content = {operation.media_type: {"schema": schema}}
     if operation.chunk is not None:
-        names = f"{operation.chunk.__name__} or an {operation.error.__name__}"
-        events = f"Server-sent events, each a {names}."
+        events = f"Server-sent events, each a {operation.chunk.__name__} or an ErrorAnswer."
         content["text/event-stream"] = {"schema": {"description": events}}
     return content
 

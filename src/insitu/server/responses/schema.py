@@ -13,7 +13,6 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from insitu.sampling_params import SamplingParams
 from insitu.server.schema import Neutral, Wire
 from insitu.server.schema_sampling import ModelName, NewTokens, Nothing, OnlyFalse
-from insitu.server.schema_tools import MAX_TOOLS, Effort, FunctionName
 
 
 class InputText(Wire):
@@ -113,7 +112,7 @@ class FunctionTool(Wire):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: FunctionName
+    name: str
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
@@ -123,7 +122,7 @@ class NamedTool(Wire):
     """The function that must be called."""
 
     type: Literal["function"]
-    name: FunctionName
+    name: str
 
 
 class PlainFormat(Wire):
@@ -152,7 +151,7 @@ class TextConfig(Wire):
 class Reasoning(Wire):
     """How much thinking comes before the answer."""
 
-    effort: Effort | None = None
+    effort: str | None = None
     summary: None = None
     generate_summary: None = None
 
@@ -203,7 +202,7 @@ class ResponsesRequest(Wire):
     stream_options: StreamOptions | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

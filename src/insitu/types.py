@@ -221,7 +221,7 @@ class Delta:
 
     An answer is reasoning, then content and tool calls; the signs between them are in none of them.
     The last delta of a choice carries ``finish_reason`` and ``usage``, and ``reasoning_finish``
-    where it reasoned.
+    where it reasoned; ``stop`` is the stop string that ended it.
     """
 
     index: int = 0
@@ -233,6 +233,7 @@ class Delta:
     reasoning: str = ""
     tool_calls: tuple[ToolCallPiece, ...] = ()
     reasoning_finish: ReasoningFinish | None = None
+    stop: str | None = None
 
 
 def joined_calls(deltas: Iterable[Delta]) -> tuple[ToolCall, ...]:

@@ -193,8 +193,7 @@ def test_faults_name_their_key(changes: dict[str, Any], key: str) -> None:
     ("changes", "name"),
     [
         ({"model": "rwkv"}, "'rwkv'"),
-        ({"pre": "tekken"}, "'tekken'"),
-        ({"pre": None}, "'default'"),
+        ({"pre": "telepathic"}, "'telepathic'"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], name: str) -> None:

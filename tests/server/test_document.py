@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import schemathesis
+from anthropic.types import message_create_params
 from hypothesis import HealthCheck, given, settings
 from jsonschema_rs import Draft202012Validator
 from openai.types import completion_create_params
@@ -24,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from server.asking import TEXT, ask, post
 from server.scripted_generator import CARD, Scripted
 
+from insitu.server.anthropic.schema import MessagesRequest
 from insitu.server.app import create_app
 from insitu.server.openapi import OPERATIONS
 from insitu.server.options import ServerOptions
@@ -130,7 +132,7 @@ def table_of(section: str) -> dict[str, str]:
     """Fields of a section's first table, with what becomes of them."""
     page = "api.md" if "completions" in section else "protocols.md"
     text = (Path(__file__).parents[2] / "docs" / page).read_text()
-    body = text.split(f"## POST {section}\n")[1].split("Beyond OpenAI")[0]
+    body = text.split(f"## POST {section}\n")[1].split("\n## ")[0].split("Beyond OpenAI")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*) \|$", body, re.MULTILINE)
     return {name: what for names, what in rows for name in re.findall(r"`(\w+)`", names)}
 
@@ -153,9 +155,14 @@ def table_of(section: str) -> dict[str, str]:
             response_create_params.ResponseCreateParamsStreaming,
             ResponsesRequest,
         ),
+        (
+            "/v1/messages",
+            message_create_params.MessageCreateParamsStreaming,
+            MessagesRequest,
+        ),
     ],
 )
-def test_the_table_lists_every_field_of_openais_schema(
+def test_the_table_lists_every_field_of_the_clients_schema(
     section: str, params: Any, model: Any
 ) -> None:
     table = table_of(section)

@@ -7,14 +7,16 @@ Always true: what merging or searching may give holds no control token and no ma
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from insitu.codec.byte_map import mapped_bytes, missing_bytes
+from insitu.codec.chars_map import CharsMap, CharsMapFault
 from insitu.codec.gguf_tokens import KEY, spellings
-from insitu.codec.piece_merger import SPACE, PieceMerger
-from insitu.codec.pretokenizers import FAMILIES, Family, pre_tokenizer_of
-from insitu.codec.vocabulary import MergeFault, TokenType, build_bpe, plain_encoder
+from insitu.codec.piece_merger import SPACE, PieceMerger, RankedMerger
+from insitu.codec.pretokenizers import FAMILIES, Family, plain_encoder, word_encoder
+from insitu.codec.vocabulary import MergeFault, TokenType, build_bpe
 from insitu.weights.errors import UnsupportedModelError, shown
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
     from insitu.codec.gguf_tokens import GGUFTokens
 
+_LINES = re.compile(r"[^\n]+|\n+")
+# What no text can spell: a space never is part of a word.
+_UNKNOWN = "[UNK] "
 _BYTE_LEVEL_TYPES = frozenset(set(TokenType) - {TokenType.BYTE})
 
 
@@ -64,9 +69,8 @@ def _byte_level(tokens: GGUFTokens) -> Encoder:
         # Merging by rank needs no scores; but a file that has wrong ones is a broken file.
         tokens.scores()
     tokenizer = _bpe(tokens, normal, ignore_merges=family.whole_words)
-    tokenizer.pre_tokenizer = pre_tokenizer_of(family)
     return Encoder(
-        plain_encoder(tokenizer),
+        word_encoder(tokenizer, family),
         mapped_bytes,
         missing_bytes=missing_bytes(normal),
         adds_begin=family.adds_bos,
@@ -121,6 +125,95 @@ def _sentencepiece(tokens: GGUFTokens) -> Encoder:
     )
 
 
+def _ranked(tokens: GGUFTokens) -> Encoder:
+    """Gemma 4's: merges by rank over whole lines, spaces written as word marks."""
+    normal = spellings(tokens, tokens.of(TokenType.NORMAL))
+    lines: list[str] = tokens.metadata.strings(KEY + "merges")
+    merger = RankedMerger(normal, dict(zip(lines, range(len(lines)), strict=True)), tokens.byte_ids)
+
+    def encode_plain(text: str, _: bool) -> list[int]:
+        ids: list[int] = []
+        for line in _LINES.findall(text.replace(" ", SPACE)):
+            whole = normal.get(line) if line[0] == "\n" else None
+            ids += merger.encode(line) if whole is None else [whole]
+        return ids
+
+    return Encoder(encode_plain, spell_piece, adds_begin=True)
+
+
+def _unigram(tokens: GGUFTokens) -> Encoder:
+    """T5's and XLM-RoBERTa's: the likeliest pieces; what has none is the unknown token."""
+    from tokenizers import Tokenizer, models  # noqa: PLC0415 - slow to import
+
+    metadata, scores = tokens.metadata, tokens.scores()
+    unknown_id = tokens.named.get("unknown_token_id")
+    if unknown_id is None:
+        raise metadata.fault(KEY + "unknown_token_id", "is missing")
+    # The library numbers pieces itself: ids of no control token are among those it can give.
+    normal = spellings(tokens, tokens.of(TokenType.NORMAL))
+    ids = [unknown_id, *normal.values()]
+    pieces = [(_UNKNOWN, 0.0), *((piece, scores[i]) for piece, i in normal.items())]
+    encode = plain_encoder(Tokenizer(models.Unigram(pieces, 0, False)))
+    normalized = _chars_map(tokens)
+    merges_spaces = metadata.boolean(KEY + "remove_extra_whitespaces", False)
+    has_dummy_space = metadata.boolean(KEY + "add_space_prefix", True)
+
+    def encode_plain(text: str, begins: bool) -> list[int]:
+        text = normalized(text)
+        if merges_spaces:
+            text = "".join(SPACE + word for word in text.split(" ") if word)
+        elif text:
+            text = SPACE * begins + text.replace(" ", SPACE)
+        return [ids[index] for index in encode(text, False)] if text else []
+
+    return Encoder(
+        encode_plain,
+        spell_piece,
+        dummy_space="always" if has_dummy_space else "never",
+        is_lossy=True,
+        adds_end=True,
+    )
+
+
+def _chars_map(tokens: GGUFTokens) -> Callable[[str], str]:
+    key = KEY + "precompiled_charsmap"
+    raw = tokens.metadata.integers(key, None, minimum=-128, maximum=255)
+    if not raw:
+        return str
+    try:
+        return CharsMap(bytes(byte & 0xFF for byte in raw)).normalized
+    except CharsMapFault as fault:
+        raise tokens.metadata.fault(key, str(fault)) from fault
+
+
+def _word_piece(tokens: GGUFTokens) -> Encoder:
+    """BERT's: words in small letters, cut into the longest pieces from the left."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers  # noqa: PLC0415
+
+    metadata, unknown_id = tokens.metadata, tokens.named["unknown_token_id"]
+    vocabulary = {_UNKNOWN: unknown_id}
+    for token_id in tokens.of(TokenType.NORMAL):
+        piece = tokens.pieces[token_id]
+        vocabulary[piece[1:] if piece.startswith(SPACE) else f"##{piece}"] = token_id
+    lowers = metadata.boolean(KEY + "normalizer.lowercase", True)
+    strips = metadata.boolean(KEY + "normalizer.strip_accents", lowers)
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=_UNKNOWN))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strips, lowercase=lowers
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return Encoder(
+        plain_encoder(tokenizer),
+        spell_piece,
+        dummy_space="always",
+        is_lossy=True,
+        begin_key="cls_token_id",
+        end_key="seperator_token_id",
+        adds_begin=True,
+        adds_end=True,
+    )
+
+
 def spell_piece(piece: str) -> bytes:
     """A SentencePiece token's bytes: its word marks are spaces."""
     return piece.replace(SPACE, " ").encode()
@@ -131,5 +224,20 @@ KINDS: dict[str, Kind] = {
     "llama": Kind(
         _sentencepiece,
         defaults=(("bos_token_id", 1), ("eos_token_id", 2), ("unknown_token_id", 0)),
+    ),
+    "gemma4": Kind(_ranked),
+    "t5": Kind(
+        _unigram,
+        defaults=(("eos_token_id", 1), ("unknown_token_id", 2), ("padding_token_id", 0)),
+    ),
+    "bert": Kind(
+        _word_piece,
+        defaults=(
+            ("cls_token_id", 101),
+            ("seperator_token_id", 102),
+            ("unknown_token_id", 100),
+            ("padding_token_id", 0),
+            ("mask_token_id", 103),
+        ),
     ),
 }

@@ -1,7 +1,7 @@
-"""SentencePiece's BPE: neighbouring pieces merge, best score first, of equal scores the leftmost.
+"""BPE over words that are not cut first: neighbours merge, the best first, of equals the leftmost.
 
 Not here: which tokens a text may hold (``gguf_vocabulary``). The library's BPE knows an order of
-merges, not of scores, and parts from this one where two merges make the same piece.
+merges, not of scores, and parts from SentencePiece's where two merges make the same piece.
 
 Always true: time grows as n log n in a word's length. A character without a piece becomes its UTF-8
 bytes' tokens, or ``UnencodableText`` is raised.
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 SPACE = "\u2581"
 # What a merge may cross: a word's mark after something else, in the vocabulary's pieces.
-_CROSSING = re.compile(f"[^{SPACE}\0]{SPACE}")
+_CROSSING = re.compile(f"[^{SPACE}]{SPACE}")
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]*")
 _MOST_CROSSING = 64
 _LONGEST_KEPT = 64
 
 
 class PieceMerger:
-    """Ids of a text by merging; ``ids`` and ``scores`` of the pieces that merging may make."""
+    """SentencePiece's: a merge is as good as the score of the piece it makes."""
 
     def __init__(
         self, ids: Mapping[str, int], scores: Sequence[float], byte_ids: Mapping[int, int]
@@ -36,9 +36,8 @@ class PieceMerger:
         self._scores = scores
         self._byte_ids = byte_ids
         # Words can be merged on their own where no piece holds the end of one and another's start.
-        self._crossing: list[str] = []
-        if _CROSSING.search("\0".join(ids)):
-            self._crossing = [piece for piece in ids if _CROSSING.search(piece)]
+        marked = [piece for piece in ids if SPACE in piece]
+        self._crossing = [piece for piece in marked if _CROSSING.search(piece)]
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, its spaces written as the word mark."""
@@ -64,17 +63,15 @@ class PieceMerger:
         symbols   t  h  e  r  e         the merge (3, "re") begins at 3 and covers 3 and 4;
         merged    t  h  e  re ·         it is stale once either has changed
         """
-        ids, scores = self._ids, self._scores
         symbols = list(word)
         size = len(symbols)
         left_of = list(range(-1, size - 1))
         right_of = list(range(1, size + 1))
         queue: list[tuple[float, int, int, str]] = []
         for left in range(size - 1):
-            piece = word[left : left + 2]
-            token_id = ids.get(piece)
-            if token_id is not None:
-                queue.append((-scores[token_id], left, left + 1, piece))
+            rank = self._rank(word[left], word[left + 1])
+            if rank is not None:
+                queue.append((rank, left, left + 1, word[left : left + 2]))
         heapify(queue)
         while queue:
             _, left, right, piece = heappop(queue)
@@ -94,10 +91,14 @@ class PieceMerger:
     def _propose(
         self, symbols: list[str], left: int, right: int, queue: list[tuple[float, int, int, str]]
     ) -> None:
-        piece = symbols[left] + symbols[right]
-        token_id = self._ids.get(piece)
-        if token_id is not None:
-            heappush(queue, (-self._scores[token_id], left, right, piece))
+        rank = self._rank(symbols[left], symbols[right])
+        if rank is not None:
+            heappush(queue, (rank, left, right, symbols[left] + symbols[right]))
+
+    def _rank(self, left: str, right: str) -> float | None:
+        """The lower, the earlier these two merge."""
+        token_id = self._ids.get(left + right)
+        return None if token_id is None else -self._scores[token_id]
 
     def _spelled(self, symbol: str) -> list[int]:
         token_id = self._ids.get(symbol)
@@ -107,3 +108,16 @@ class PieceMerger:
         if None in found:
             raise UnencodableText(symbol)
         return [token_id for token_id in found if token_id is not None]
+
+
+class RankedMerger(PieceMerger):
+    """A merge is as good as its place in the file; ``ranks``: by both parts, a space between."""
+
+    def __init__(
+        self, ids: Mapping[str, int], ranks: Mapping[str, int], byte_ids: Mapping[int, int]
+    ) -> None:
+        super().__init__(ids, (), byte_ids)
+        self._ranks = ranks
+
+    def _rank(self, left: str, right: str) -> float | None:
+        return self._ranks.get(f"{left} {right}")

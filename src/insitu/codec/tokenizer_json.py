@@ -12,7 +12,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.byte_map import missing_bytes
-from insitu.codec.vocabulary import MergeFault, Vocabulary, build_bpe, plain_encoder
+from insitu.codec.pretokenizers import plain_encoder
+from insitu.codec.vocabulary import MergeFault, Vocabulary, build_bpe
 from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
 from insitu.weights.strict_json import parse_object
 

@@ -110,16 +110,6 @@ class MergeFault(Exception):
         self.reason = reason
 
 
-def plain_encoder(tokenizer: Any) -> Callable[[str, bool], list[int]]:
-    """Ids of a text by the library, which lets go of the GIL only in its batch calls."""
-
-    def encode_plain(text: str, _: bool) -> list[int]:
-        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return list(encoding.ids)
-
-    return encode_plain
-
-
 def build_bpe(
     normal: dict[str, int],
     merges: list[tuple[str, str]],

@@ -84,8 +84,9 @@ class Answer:
         if output.finish_reason is not None:
             released += self._reader.finish()
         if self._reader.stopped is not None:
-            num_tokens = self._reader.stopped.token_index + 1
-            return self._last(released, FinishReason.STOP, num_tokens)
+            found = self._reader.stopped
+            last = self._last(released, FinishReason.STOP, found.token_index + 1)
+            return replace(last, stop=found.stop or None)
         if output.finish_reason is not None:
             end = [self._held.pop()] if ends_by_id else []
             return self._last(released, output.finish_reason, self._num_tokens, end)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from insitu.server.shape import Shape
-    from insitu.types import Prepared
+    from insitu.types import Prepared, Tokenized
     from insitu.types import Request as Asked
 
 # How long a stream's headers wait for a first delta: refusals by the engine come at once.
@@ -58,6 +58,20 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     record.model = service.generator.describe().name
     record.prompt_tokens = (record.prompt_tokens or 0) + prepared.num_prompt_tokens
     return replace(prepared, warnings=(*record.warnings, *prepared.warnings))
+
+
+async def tokenize(request: Request, asked: Asked) -> Tokenized:
+    """Ids of a prompt, without running anything."""
+    service = service_of(request)
+    record = record_of(request.scope)
+    try:
+        tokenized = await service.generator.tokenize(asked)
+    except Refusal as refusal:
+        if refusal.status == 404:
+            raise unknown_model() from refusal
+        raise
+    record.model = service.generator.describe().name
+    return replace(tokenized, warnings=(*record.warnings, *tokenized.warnings))
 
 
 def _timed(asked: Asked, limit_s: float | None) -> Asked:

@@ -46,6 +46,7 @@ def create_app(generator: Generator, options: ServerOptions) -> Starlette:
 def routes() -> list[Route]:
     """Every path there is; ``/`` is left free."""
     from insitu.server import chat, completions, models, status, tokenize  # noqa: PLC0415
+    from insitu.server.anthropic import route as anthropic  # noqa: PLC0415
     from insitu.server.responses.route import create_response  # noqa: PLC0415
 
     return [
@@ -54,6 +55,8 @@ def routes() -> list[Route]:
         Route("/v1/chat/completions", chat.create_chat_completion, methods=["POST"]),
         Route("/v1/completions", completions.create_completion, methods=["POST"]),
         Route("/v1/responses", create_response, methods=["POST"]),
+        Route("/v1/messages", anthropic.create_message, methods=["POST"]),
+        Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
         Route("/v1/tokenize", tokenize.tokenize, methods=["POST"]),
         Route("/v1/detokenize", tokenize.detokenize, methods=["POST"]),
         Route("/health", status.ready),
@@ -71,4 +74,5 @@ def preload() -> None:
         schema_completions,
         schema_tokens,
     )
+    from insitu.server.anthropic import to_chat as messages  # noqa: F401, PLC0415
     from insitu.server.responses import to_chat  # noqa: F401, PLC0415

@@ -1,4 +1,4 @@
-"""Read a bearer key from a request's headers and ask whose it is.
+"""Read a key from a request's headers and ask whose it is.
 
 Not here: keys or their hashes; the verifier is given. Always true: with a verifier every path but
 the open ones needs a key, those without a route included, so no spelling of a path gets round it.
@@ -24,10 +24,10 @@ def identify(
     """Answer who asks, or refuse with 401."""
     if authenticate is None or place_of(path).access is Access.OPEN:
         return Caller()
-    caller = authenticate(_bearer(headers))
+    caller = authenticate(_presented(headers))
     if caller is None:
         raise Refusal(
-            "A valid API key is needed: Authorization: Bearer KEY.",
+            "A valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY.",
             status=401,
             kind="authentication_error",
             code="invalid_api_key",
@@ -35,9 +35,13 @@ def identify(
     return caller
 
 
-def _bearer(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    values = [value for name, value in headers if name == b"authorization"]
-    if len(values) != 1:
-        return None
-    scheme, _, key = values[0].decode("latin-1").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+def _presented(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """The one key of a request, as OpenAI's or as Anthropic's clients send it."""
+    keys = {_bearer(value) for name, value in headers if name == b"authorization"}
+    keys |= {value.decode("latin-1").strip() for name, value in headers if name == b"x-api-key"}
+    return keys.pop() if len(keys) == 1 else None
+
+
+def _bearer(value: bytes) -> str:
+    scheme, _, key = value.decode("latin-1").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""

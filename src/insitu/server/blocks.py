@@ -58,11 +58,12 @@ class Step:
 
 
 class Blocks:
-    """Takes the deltas of one choice; ``all`` are its blocks, ``finish`` how it ended."""
+    """Takes the deltas of one choice; ``all``: its blocks; ``finish`` and ``stop``: its end."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
         self.finish: FinishReason | None = None
+        self.stop: str | None = None
         self._open: Block | None = None
 
     def take(self, delta: Delta) -> Iterator[Step]:
@@ -75,7 +76,7 @@ class Blocks:
         for piece in delta.tool_calls:
             yield from self._grow_call(piece)
         if delta.finish_reason is not None:
-            self.finish = delta.finish_reason
+            self.finish, self.stop = delta.finish_reason, delta.stop
             if not self.all:
                 yield from self._grow(BlockKind.TEXT, "", delta.logprobs)
             yield from self._end()

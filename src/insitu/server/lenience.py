@@ -35,6 +35,11 @@ class Lenience:
         other.warnings = self.warnings
         return other
 
+    def warn(self, text: str) -> None:
+        """Tell the caller what was taken otherwise than written."""
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(text)
+
     def leave_out(self, refusal: Refusal) -> None:
         """Take a refusal as a warning, or raise it."""
         if not self.is_on or len(self.warnings) == MAX_WARNINGS:

@@ -5,6 +5,7 @@ Always true: an unknown name gets the same 404 whatever it looks like, so no pat
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from insitu.server.errors import JSONAnswer
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 async def list_models(request: Request) -> Response:
     """All that is served: one model, under its first name."""
     card = service_of(request).generator.describe()
+    if _is_anthropic(request):
+        name = card.name
+        ends = {"first_id": name, "last_id": name, "has_more": False}
+        return JSONAnswer({"data": [_anthropic_model(card, name)], **ends})
     return JSONAnswer({"object": "list", "data": [_model(card, card.name)]})
 
 
@@ -29,7 +34,25 @@ async def retrieve_model(request: Request) -> Response:
     name = request.path_params["model_id"]
     if not is_served(card, name):
         raise unknown_model()
-    return JSONAnswer(_model(card, name))
+    shown = _anthropic_model if _is_anthropic(request) else _model
+    return JSONAnswer(shown(card, name))
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Whether a client of Anthropic's asks, whose models have another form."""
+    return "anthropic-version" in request.headers
+
+
+def _anthropic_model(card: ModelCard, name: str) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": card.name,
+        "created_at": datetime.fromtimestamp(card.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len - 1,
+        "max_tokens": card.max_model_len - 1,
+    }
 
 
 def _model(card: ModelCard, name: str) -> dict[str, Any]:

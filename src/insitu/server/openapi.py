@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from insitu.server import schema_answers as answers
+from insitu.server.anthropic.answers import (
+    AnthropicError,
+    MessageAnswer,
+    MessageEvent,
+    TokenCount,
+)
+from insitu.server.anthropic.schema import CountTokensRequest, MessagesRequest
+from insitu.server.anthropic.to_chat import COUNT_TOKENS, MESSAGES
 from insitu.server.responses.answers import ResponseAnswer, ResponseEvent
 from insitu.server.responses.schema import ResponsesRequest
 from insitu.server.responses.to_chat import RESPONSES
@@ -66,10 +74,11 @@ class Operation:
     chunk: type[BaseModel] | None = None
     media_type: str = "application/json"
     is_open: bool = False
+    error: type[BaseModel] = answers.ErrorAnswer
 
 
 # Bodies that may also hold fields of a chat.
-_TRANSLATIONS: tuple[Translation[Any], ...] = (RESPONSES,)
+_TRANSLATIONS: tuple[Translation[Any], ...] = (RESPONSES, MESSAGES, COUNT_TOKENS)
 
 OPERATIONS = (
     Operation("/v1/models", "listModels", "What is served.", answer=answers.ModelList),
@@ -102,6 +111,23 @@ OPERATIONS = (
         (ResponsesRequest,),
         ResponseAnswer,
         ResponseEvent,
+    ),
+    Operation(
+        "/v1/messages",
+        "createMessage",
+        "Answer a conversation in Anthropic's words.",
+        (MessagesRequest,),
+        MessageAnswer,
+        MessageEvent,
+        error=AnthropicError,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "countMessageTokens",
+        "How many tokens a conversation's prompt has.",
+        (CountTokensRequest,),
+        TokenCount,
+        error=AnthropicError,
     ),
     Operation(
         "/v1/tokenize",
@@ -159,8 +185,9 @@ def _document(
 
 
 def _schemas() -> dict[str, Any]:
-    wanted: list[tuple[type[BaseModel], Any]] = [(answers.ErrorAnswer, "serialization")]
+    wanted: list[tuple[type[BaseModel], Any]] = []
     for operation in OPERATIONS:
+        wanted.append((operation.error, "validation"))
         wanted += [(body, "validation") for body in operation.bodies]
         for answer in (operation.answer, operation.chunk):
             if answer is not None:
@@ -198,7 +225,7 @@ def _operation(operation: Operation, *, has_keys: bool) -> dict[str, Any]:
         statuses.add(404)
     if has_keys and not operation.is_open:
         statuses.add(401)
-    error = {"application/json": {"schema": _ref(answers.ErrorAnswer)}}
+    error = {"application/json": {"schema": _ref(operation.error)}}
     responses: dict[str, Any] = {
         str(status): {"description": _REASONS[status], "content": error}
         for status in sorted(statuses)
@@ -236,7 +263,8 @@ def _content(operation: Operation) -> dict[str, Any]:
         schema = _ref(operation.answer) if operation.answer else {"type": "object"}
     content = {operation.media_type: {"schema": schema}}
     if operation.chunk is not None:
-        events = f"Server-sent events, each a {operation.chunk.__name__} or an ErrorAnswer."
+        names = f"{operation.chunk.__name__} or an {operation.error.__name__}"
+        events = f"Server-sent events, each a {names}."
         content["text/event-stream"] = {"schema": {"description": events}}
     return content
 

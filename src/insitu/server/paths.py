@@ -56,6 +56,8 @@ PLACES = (
     _generation("/v1/chat/completions"),
     _generation("/v1/completions"),
     _generation("/v1/responses"),
+    _generation("/v1/messages"),
+    _work("/v1/messages/count_tokens"),
     _work("/v1/tokenize"),
     _work("/v1/detokenize"),
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.refusal import Refusal
 from insitu.server.answer import new_id
+from insitu.server.answer import tokenize as tokenize_asked
 from insitu.server.errors import JSONAnswer
 from insitu.server.record import record_of
 from insitu.server.service import is_served, read_parsed, read_wire, service_of, unknown_model
@@ -23,24 +24,16 @@ if TYPE_CHECKING:
 
 async def tokenize(request: Request) -> Response:
     """Ids of a prompt; of messages, the rendered prompt too."""
-    service = service_of(request)
     asked = (await read_parsed(request, _tokenize_wire)).to_request(new_id("tok"))
-    try:
-        tokenized = await service.generator.tokenize(asked)
-    except Refusal as refusal:
-        if refusal.status == 404:
-            raise unknown_model() from refusal
-        raise
-    record = record_of(request.scope)
-    record.model = service.generator.describe().name
+    tokenized = await tokenize_asked(request, asked)
     answer: dict[str, Any] = {
         "tokens": list(tokenized.token_ids),
         "count": len(tokenized.token_ids),
     }
     if asked.messages is not None:
         answer["prompt"] = tokenized.prompt_text
-    if warnings := [*record.warnings, *tokenized.warnings]:
-        answer["warnings"] = warnings
+    if tokenized.warnings:
+        answer["warnings"] = list(tokenized.warnings)
     return JSONAnswer(answer)
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from insitu.refusal import Refusal
-from insitu.server.answer import prepare
+from insitu.server.answer import new_id, prepare, tokenize
 from insitu.server.lenience import renamed
 from insitu.server.service import read_parsed
 
@@ -39,7 +39,7 @@ class Translation(Generic[WireT]):
     """
 
     model: type[WireT]
-    to_chat: Callable[[WireT], dict[str, Any]]
+    to_chat: Callable[[WireT, Lenience], dict[str, Any]]
     names: Mapping[str, str]
     without: frozenset[str]
 
@@ -65,7 +65,9 @@ class Translation(Generic[WireT]):
 
         extra = {name: value.pop(name) for name in self.extensions & set(value)}
         wire = parse_wire(self.model, value, lenience)
-        fields = {name: one for name, one in self.to_chat(wire).items() if one is not None}
+        fields = {
+            name: one for name, one in self.to_chat(wire, lenience).items() if one is not None
+        }
         try:
             under = lenience.under(self.names)
             return wire, parse_wire(ChatCompletionRequest, {**fields, **extra}, under)
@@ -89,3 +91,13 @@ async def prepare_chat(
     except Refusal as refusal:
         raise renamed(refusal, names) from None
     return await prepare(request, asked, names=names)
+
+
+async def count_chat(
+    request: Request, chat: ChatCompletionRequest, names: Mapping[str, str]
+) -> int:
+    """How many tokens a translated chat's prompt has."""
+    try:
+        return len((await tokenize(request, chat.to_request(new_id("tok")))).token_ids)
+    except Refusal as refusal:
+        raise renamed(refusal, names) from None

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from insitu.sampling_params import SamplingParams
 from insitu.server.schema import Neutral, Wire
 from insitu.server.schema_sampling import ModelName, NewTokens, Nothing, OnlyFalse
+from insitu.server.schema_tools import MAX_TOOLS, Effort, FunctionName
 
 
 class InputText(Wire):
@@ -112,7 +113,7 @@ class FunctionTool(Wire):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: str
+    name: FunctionName
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
@@ -122,7 +123,7 @@ class NamedTool(Wire):
     """The function that must be called."""
 
     type: Literal["function"]
-    name: str
+    name: FunctionName
 
 
 class PlainFormat(Wire):
@@ -151,7 +152,7 @@ class TextConfig(Wire):
 class Reasoning(Wire):
     """How much thinking comes before the answer."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: None = None
     generate_summary: None = None
 
@@ -202,7 +203,7 @@ class ResponsesRequest(Wire):
     stream_options: StreamOptions | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

@@ -20,6 +20,7 @@ from insitu.server.responses.schema import (
 from insitu.server.translated import Translation
 
 if TYPE_CHECKING:
+    from insitu.server.lenience import Lenience
     from insitu.server.responses.schema import (
         FunctionTool,
         InputText,
@@ -39,7 +40,7 @@ NAMES = {
 }
 
 
-def to_chat(wire: ResponsesRequest) -> dict[str, Any]:
+def to_chat(wire: ResponsesRequest, _: Lenience) -> dict[str, Any]:
     """The chat that a body asks for; None where it says nothing."""
     has_logprobs = LOGPROBS in (wire.include or ())
     return {

@@ -11,15 +11,21 @@ namespace insitu::INSITU_NS {
 
 constexpr int kVectors = kBlockOutputs / kLanes;
 
-// The next n-block, prefetched while this one is multiplied: its lines are shared out over row tiles.
+// Weights prefetched while earlier ones are multiplied. A load that waits keeps in the scheduler all that
+// depends on it, so that a format with more to do for a line has fewer lines under way; a prefetch keeps nothing.
 struct Ahead {
   const uint8_t* at;
   ptrdiff_t stride;
   int lines_per_group;  // of 32 inputs
+  bool is_near = false;  // into the first cache
   INSITU_INLINE void group() {
-    for (int i = 0; i < lines_per_group; i++, at += stride) __builtin_prefetch(at, 0, 2);
+    for (int i = 0; i < lines_per_group; i++, at += stride) {
+      if (is_near) __builtin_prefetch(at, 0, 3);
+      else __builtin_prefetch(at, 0, 2);
+    }
   }
 };
+constexpr ptrdiff_t kNearBytes = 4096;
 
 template <int R>
 using Sums = fvec[R][kTogether];
@@ -366,10 +372,13 @@ static void matmul_block(const PackedSegment& w, int n_block, const Activations&
   const Output y{&e, out, out_stride, first, left < kBlockOutputs ? left : kBlockOutputs};
   if (x.group && is_wide(x.num_rows)) return multiply_wide(w, block, x, y);
   const int tiles = (x.num_rows + kRegisterRows - 1) / kRegisterRows;
-  // Few rows wait on memory anyway, and prefetching then only competes with the loads.
-  const bool is_ahead = x.num_rows >= 4 && left > kBlockOutputs;
   const int lines = static_cast<int>(w.block_bytes / 64), groups = (w.k + 31) / 32;
-  const int per_group = is_ahead ? (lines + groups * tiles - 1) / (groups * tiles) : 0;
+  if (tiles <= 1) {
+    const Ahead ahead{block + kNearBytes, 64, (lines + groups - 1) / groups, true};
+    return multiply_one_tile(w, block, {0, x.num_rows}, x, ahead, y);
+  }
+  // The next n-block's lines are shared out over the tiles.
+  const int per_group = left > kBlockOutputs ? (lines + groups * tiles - 1) / (groups * tiles) : 0;
   for (int t = 0; t < tiles; t++) {
     const Ahead ahead{block + w.block_bytes + 64 * t, ptrdiff_t{64} * tiles, per_group};
     multiply_one_tile(w, block, near_equal(x.num_rows, tiles, t), x, ahead, y);

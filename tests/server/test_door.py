@@ -26,7 +26,7 @@ from server.scripted_generator import Scripted
 
 from insitu.refusal import Refusal, RequestFailed
 from insitu.server.app import create_app, routes
-from insitu.server.openapi import OPERATIONS
+from insitu.server.operations import OPERATIONS
 from insitu.server.options import ServerOptions
 from insitu.server.paths import PLACES, Access
 from insitu.types import Caller, FinishReason

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from insitu.refusal import Refusal, RequestFailed
 from insitu.server.errors import ClientGone, JSONAnswer, as_refusal
 from insitu.server.feed import Feed
+from insitu.server.lenience import renamed
 from insitu.server.record import Outcome, Record, record_of
 from insitu.server.service import service_of, unknown_model
 from insitu.types import Delta, Usage
@@ -53,8 +54,7 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     except Refusal as refusal:
         if refusal.status == 404:
             raise unknown_model() from refusal
-        refusal.param = names.get(refusal.param or "", refusal.param)
-        raise
+        raise renamed(refusal, names) from None
     record.model = service.generator.describe().name
     record.prompt_tokens = (record.prompt_tokens or 0) + prepared.num_prompt_tokens
     return replace(prepared, warnings=(*record.warnings, *prepared.warnings))

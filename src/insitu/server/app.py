@@ -47,6 +47,7 @@ def routes() -> list[Route]:
     """Every path there is; ``/`` is left free."""
     from insitu.server import chat, completions, models, status, tokenize  # noqa: PLC0415
     from insitu.server.anthropic import route as anthropic  # noqa: PLC0415
+    from insitu.server.ollama import route as ollama  # noqa: PLC0415
     from insitu.server.responses.route import create_response  # noqa: PLC0415
 
     return [
@@ -57,6 +58,14 @@ def routes() -> list[Route]:
         Route("/v1/responses", create_response, methods=["POST"]),
         Route("/v1/messages", anthropic.create_message, methods=["POST"]),
         Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+        Route("/api/chat", ollama.chat, methods=["POST"]),
+        Route("/api/generate", ollama.generate, methods=["POST"]),
+        Route("/api/embed", ollama.embed, methods=["POST"]),
+        Route("/api/embeddings", ollama.embed, methods=["POST"]),
+        Route("/api/show", ollama.show, methods=["POST"]),
+        Route("/api/tags", ollama.tags),
+        Route("/api/ps", ollama.running),
+        Route("/api/version", ollama.tell_version),
         Route("/v1/tokenize", tokenize.tokenize, methods=["POST"]),
         Route("/v1/detokenize", tokenize.detokenize, methods=["POST"]),
         Route("/health", status.ready),
@@ -75,4 +84,5 @@ def preload() -> None:
         schema_tokens,
     )
     from insitu.server.anthropic import to_chat as messages  # noqa: F401, PLC0415
+    from insitu.server.ollama import to_chat as lines  # noqa: F401, PLC0415
     from insitu.server.responses import to_chat  # noqa: F401, PLC0415

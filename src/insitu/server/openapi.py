@@ -1,38 +1,20 @@
 """The OpenAPI document, generated from the models that check requests.
 
-Always true: a path in the table below is a route of the app and the other way round (a test walks
-both), and every failure has the one error schema.
+Not here: which operations there are (``operations``). Always true: names and limits in it are the
+served model's.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import models_json_schema
 
-from insitu.server import schema_answers as answers
-from insitu.server.anthropic.answers import (
-    AnthropicError,
-    MessageAnswer,
-    MessageEvent,
-    TokenCount,
-)
-from insitu.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from insitu.server.anthropic.to_chat import COUNT_TOKENS, MESSAGES
-from insitu.server.responses.answers import ResponseAnswer, ResponseEvent
-from insitu.server.responses.schema import ResponsesRequest
-from insitu.server.responses.to_chat import RESPONSES
+from insitu.server.operations import OPERATIONS, TRANSLATIONS
 from insitu.server.schema import LIMIT
 from insitu.server.schema_chat import ChatCompletionRequest
-from insitu.server.schema_completions import CompletionRequest
-from insitu.server.schema_tokens import (
-    DetokenizeRequest,
-    TokenizeMessagesRequest,
-    TokenizePromptRequest,
-)
 from insitu.server.shape import version
 
 if TYPE_CHECKING:
@@ -40,7 +22,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from insitu.server.translated import Translation
+    from insitu.server.operations import Operation
     from insitu.types import ModelCard
 
 _REF = "#/components/schemas/{model}"
@@ -60,95 +42,6 @@ _REASONS = {
 }
 _EVERYWHERE = (400, 403, 431, 500, 503)
 _OF_BODIES = (404, 408, 413, 415, 429)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path."""
-
-    path: str
-    name: str
-    summary: str
-    bodies: tuple[type[BaseModel], ...] = ()
-    answer: type[BaseModel] | None = None
-    chunk: type[BaseModel] | None = None
-    media_type: str = "application/json"
-    is_open: bool = False
-    error: type[BaseModel] = answers.ErrorAnswer
-
-
-# Bodies that may also hold fields of a chat.
-_TRANSLATIONS: tuple[Translation[Any], ...] = (RESPONSES, MESSAGES, COUNT_TOKENS)
-
-OPERATIONS = (
-    Operation("/v1/models", "listModels", "What is served.", answer=answers.ModelList),
-    Operation(
-        "/v1/models/{model_id}",
-        "retrieveModel",
-        "One model by any of its names.",
-        answer=answers.ModelAnswer,
-    ),
-    Operation(
-        "/v1/chat/completions",
-        "createChatCompletion",
-        "Answer a chat.",
-        (ChatCompletionRequest,),
-        answers.ChatCompletion,
-        answers.ChatCompletionChunk,
-    ),
-    Operation(
-        "/v1/completions",
-        "createCompletion",
-        "Continue a text.",
-        (CompletionRequest,),
-        answers.Completion,
-        answers.CompletionChunk,
-    ),
-    Operation(
-        "/v1/responses",
-        "createResponse",
-        "Answer input items; nothing is kept.",
-        (ResponsesRequest,),
-        ResponseAnswer,
-        ResponseEvent,
-    ),
-    Operation(
-        "/v1/messages",
-        "createMessage",
-        "Answer a conversation in Anthropic's words.",
-        (MessagesRequest,),
-        MessageAnswer,
-        MessageEvent,
-        error=AnthropicError,
-    ),
-    Operation(
-        "/v1/messages/count_tokens",
-        "countMessageTokens",
-        "How many tokens a conversation's prompt has.",
-        (CountTokensRequest,),
-        TokenCount,
-        error=AnthropicError,
-    ),
-    Operation(
-        "/v1/tokenize",
-        "tokenize",
-        "Ids of a prompt or of messages.",
-        (TokenizePromptRequest, TokenizeMessagesRequest),
-        answers.TokenizeAnswer,
-    ),
-    Operation(
-        "/v1/detokenize",
-        "detokenize",
-        "Text of ids.",
-        (DetokenizeRequest,),
-        answers.DetokenizeAnswer,
-    ),
-    Operation("/health", "ready", "Ready for work.", answer=answers.Status, is_open=True),
-    Operation("/health/ready", "isReady", "Ready for work.", answer=answers.Status, is_open=True),
-    Operation("/health/live", "live", "Alive.", answer=answers.Status, is_open=True),
-    Operation("/metrics", "metrics", "Prometheus metrics.", media_type="text/plain"),
-    Operation("/openapi.json", "openapi", "This document."),
-)
 
 
 def document(card: ModelCard, *, has_keys: bool) -> dict[str, Any]:
@@ -196,7 +89,7 @@ def _schemas() -> dict[str, Any]:
     schemas = definitions["$defs"]
     assert isinstance(schemas, dict)
     of_chat = schemas[ChatCompletionRequest.__name__]["properties"]
-    for translation in _TRANSLATIONS:
+    for translation in TRANSLATIONS:
         properties = schemas[translation.model.__name__]["properties"]
         for name in sorted(translation.extensions):
             properties[name] = deepcopy(of_chat[name])
@@ -264,8 +157,8 @@ def _content(operation: Operation) -> dict[str, Any]:
     content = {operation.media_type: {"schema": schema}}
     if operation.chunk is not None:
         names = f"{operation.chunk.__name__} or an {operation.error.__name__}"
-        events = f"Server-sent events, each a {names}."
-        content["text/event-stream"] = {"schema": {"description": events}}
+        events = f"Events or lines, each a {names}."
+        content[operation.stream_type] = {"schema": {"description": events}}
     return content
 
 

@@ -21,7 +21,10 @@ ALL = sorted(
     if path.is_file() and path.suffix not in {".so", ".pyc"} and "__pycache__" not in path.parts
 ) + sorted(ROOT.glob("*.md"))
 # Families of models. Pre-tokenizers carry such names in files, so the codec may say them.
-FAMILIES = re.compile(r"\b(llama|qwen\d?|gemma\d?|mistral|phi\d?|bert)\b", re.IGNORECASE)
+FAMILIES = re.compile(
+    r"\b(llama|qwen\d?|gemma\d?|mistral|mixtral|phi\d?|granite|olmo\w|smollm3|stablelm|gpt2|bert)\b",
+    re.IGNORECASE,
+)
 ROOMS_WITHOUT_FAMILIES = ("kernels", "models", "engine", "llm", "server", "policy", "cli")
 
 

@@ -87,8 +87,16 @@ GEMMA = {
     "head_dim": 32,
     "hidden_activation": "gelu_pytorch_tanh",
     "sliding_window": 8,
-    "query_pre_attn_scalar": 24,
+    "query_pre_attn_scalar": 32,
     "tie_word_embeddings": True,
+}
+GEMMA2 = {
+    **GEMMA,
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "num_hidden_layers": 3,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 10.0,
 }
 GRANITE = {
     "embedding_multiplier": 6.0,
@@ -131,22 +139,13 @@ CASES: dict[str, Case] = {
             **GEMMA,
             "architectures": ["Gemma3ForCausalLM"],
             "model_type": "gemma3_text",
-            "num_hidden_layers": 3,
-            "sliding_window_pattern": 3,
+            "num_hidden_layers": 6,
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
         }
     ),
-    "gemma2": Case(
-        {
-            **GEMMA,
-            "architectures": ["Gemma2ForCausalLM"],
-            "model_type": "gemma2",
-            "num_hidden_layers": 3,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 10.0,
-        }
-    ),
+    "gemma2": Case(GEMMA2),
+    "gemma2-scalar": Case({**GEMMA2, "query_pre_attn_scalar": 24}),
     "phi3": Case({**PHI3, "sliding_window": 8}),
     "phi3-longrope-short": Case({**PHI3, **PHI3_LONG}, num_tokens=16, max_model_len=16),
     "phi3-longrope-long": Case({**PHI3, **PHI3_LONG}, max_model_len=40),
@@ -154,8 +153,8 @@ CASES: dict[str, Case] = {
         {
             "architectures": ["SmolLM3ForCausalLM"],
             "model_type": "smollm3",
-            "num_hidden_layers": 3,
-            "no_rope_layer_interval": 2,
+            "num_hidden_layers": 5,
+            "rope_theta": 2e6,
             "pad_token_id": 0,
         }
     ),
@@ -191,6 +190,7 @@ CASES: dict[str, Case] = {
             "architectures": ["MixtralForCausalLM"],
             "model_type": "mixtral",
             "num_local_experts": 4,
+            "rope_theta": 1e6,
             "sliding_window": None,
         }
     ),

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from families.cases import CASES, Case, weights, write_folder
+from families.twins import write_twin
 from kernels.tiny_decoder import Work, batch_of
 
 from insitu.kernels.blocks import BlockType, decode, encode
@@ -108,3 +109,30 @@ def test_quantised_bits_are_the_definitions_however_they_are_run(name: str, tmp_
         answers.append(native_logits(model, case, ends, isa, 1 + index % 2))
     assert np.abs(answers[0] - expected).max() < 1e-4
     assert all(answer.tobytes() == answers[0].tobytes() for answer in answers)
+
+
+# What GGUF cannot say: theta that follows a length; which layers are dense, or have a window; how
+# scores are scaled.
+WITHOUT_TWIN = {"llama-dynamic", "qwen2-windows", "qwen2-moe", "gemma2-scalar"}
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_TWIN))
+def test_a_gguf_twin_is_the_same_model(name: str, tmp_path: Path) -> None:
+    case, path = CASES[name], tmp_path / "twin.gguf"
+    write_twin(path, case, weights(recorded(name)["shapes"]))
+    model = load_model(open_source(path), case.max_model_len)
+    kv = kv_layout(model.spec, block_size=BLOCK_SIZE, dtype="f32")
+    answer = in_steps(Reference(model.program, kv).run, case, [case.num_tokens])
+    expected = np.array(recorded(name)["logits"], np.float32)
+    assert np.abs(answer[case.rows()] - expected).max() < 1e-4
+
+
+@pytest.mark.slow(reason="needs torch and transformers, which no other test does")
+def test_transformers_still_computes_what_was_recorded() -> None:
+    pytest.importorskip("transformers")
+    from families.record import record
+
+    for name, case in CASES.items():
+        again, before = record(case), recorded(name)
+        assert again["shapes"] == before["shapes"], name
+        assert np.allclose(again["logits"], before["logits"], atol=1e-5), name

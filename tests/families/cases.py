@@ -106,6 +106,15 @@ GRANITE = {
     "tie_word_embeddings": True,
 }
 EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 64}
+QWEN2_MOE = {
+    **EXPERTS,
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "num_experts": 6,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 96,
+    "norm_topk_prob": False,
+}
 
 CASES: dict[str, Case] = {
     "llama": Case(LLAMA),
@@ -194,19 +203,8 @@ CASES: dict[str, Case] = {
             "sliding_window": None,
         }
     ),
-    "qwen2-moe": Case(
-        {
-            **EXPERTS,
-            "architectures": ["Qwen2MoeForCausalLM"],
-            "model_type": "qwen2_moe",
-            "num_experts": 6,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 96,
-            "norm_topk_prob": False,
-            "num_hidden_layers": 3,
-            "mlp_only_layers": [1],
-        }
-    ),
+    "qwen2-moe": Case(QWEN2_MOE),
+    "qwen2-moe-dense": Case({**QWEN2_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
     "qwen3-moe": Case(
         {
             **EXPERTS,

@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 RECORDED = Path(__file__).parent / "recorded"
 
 
-def shapes_of(folder: Path, case: Case) -> dict[str, list[int]]:
-    """Names and shapes of the tensors of a checkpoint that transformers would save."""
+def saved_by_transformers(folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """The config.json that transformers would save, and the tensors' names and shapes."""
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     model.save_pretrained(folder / "saved")
+    config = json.loads((folder / "saved" / "config.json").read_text())
     with safe_open(folder / "saved" / "model.safetensors", "np") as file:
-        return {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    return config, shapes
 
 
 def record(case: Case) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def record(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(case.config_json()))
-        shapes = shapes_of(folder, case)
+        config, shapes = saved_by_transformers(folder)
         write_folder(folder, case.config_json(), weights(shapes))
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -58,7 +60,7 @@ def record(case: Case) -> dict[str, Any]:
             ids = torch.tensor(case.tokens().astype(np.int64))[None]
             logits = model(ids, use_cache=False).logits[0].float().numpy()
     rows = [[float(f"{x:.6g}") for x in logits[row].tolist()] for row in case.rows()]
-    return {"shapes": shapes, "logits": rows}
+    return {"config": config, "shapes": shapes, "logits": rows}
 
 
 def main() -> None:

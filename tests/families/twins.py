@@ -157,8 +157,12 @@ def _permuted(x: Float32, config: Mapping[str, Any], *, is_query: bool) -> Float
 
 # An expert's matrices in a checkpoint -> the stacked tensor's name.
 EXPERTS = {
-    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
-    **{"w1": "gate", "w3": "up", "w2": "down"},
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
 }
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 MAX_LAYERS = 1024
+SOFTMAX = 1  # of GGUF's ways to weigh experts
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
 # What families call the token embedding in a checkpoint.
 EMBEDDINGS = ("model.embed_tokens.weight", "wte.weight", "transformer.wte.weight")
 GATED_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
@@ -66,15 +68,13 @@ def mlp_of(keys: Keys, *, activation: str = "silu", key: str = "hidden_act") -> 
     return MlpSpec(keys.integer("feed_forward_length", "intermediate_size"), activation)
 
 
-def moe_of(
-    keys: Keys,
-    *,
-    count: str,
-    size: str,
-    is_normalised: bool,
-    shared: MlpSpec | None = None,
-) -> MoeSpec:
-    """A mixture of experts, whose number and inner size a config.json calls by these names."""
+def moe_of(keys: Keys, *, size: str, is_normalised: bool, shared: MlpSpec | None = None) -> MoeSpec:
+    """A mixture of experts, whose inner size a config.json calls ``size``."""
+    gating = keys.integer("expert_gating_func", None, SOFTMAX, least=0)
+    if gating != SOFTMAX:
+        where = keys.key("expert_gating_func", None)
+        raise keys.refuse(where, f"{gating} is not supported, only softmax ({SOFTMAX})")
+    count = next((key for key in EXPERT_COUNTS if keys.has(None, key)), EXPERT_COUNTS[0])
     own_size = "expert_feed_forward_length"
     if keys.is_gguf and not keys.has(own_size, None):
         own_size = "feed_forward_length"

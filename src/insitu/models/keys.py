@@ -28,12 +28,14 @@ MAX_MODEL_LEN = 1 << 24
 # Training only, or how to load: no influence on a forward pass.
 _IDLE_CONFIG_KEYS = {
     "attention_dropout",
+    "attn_pdrop",
     "attn_implementation",
     "_attn_implementation",
     "_attn_implementation_autoset",
     "hidden_dropout",
     "initializer_range",
     "layer_norm_eps",
+    "max_window_layers",  # asks for nothing where a family does not read it
     "pretraining_tp",
     "output_attentions",
     "output_hidden_states",

@@ -68,6 +68,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     rope = RopeReader(keys, asked_len)
     turned, local = _ropes(keys, rope, attention.head_dim)
     pattern = keys.integer(None, "sliding_window_pattern", PATTERN)
+    pattern = keys.integer(None, "_sliding_window_pattern", pattern)
     where = [(index + 1) % pattern > 0 for index in range(num_layers_of(keys))]
     mlp = mlp_of(keys, activation="gelu", key="hidden_activation")
     layers = [

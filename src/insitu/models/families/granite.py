@@ -81,7 +81,6 @@ def _mlp(keys: Keys) -> MlpSpec | MoeSpec:
     mlp_of(keys)  # its activation is every expert's
     return moe_of(
         keys,
-        count="num_local_experts",
         size="intermediate_size",
         is_normalised=True,
         shared=shared,

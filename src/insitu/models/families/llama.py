@@ -43,7 +43,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
         window = window_of(keys)
     keys.ignore("attention_bias", "mlp_bias", "rope_interleaved")  # the first two: weights_from
     has_experts = keys.integer("expert_count", None, 0, least=0) > 0
-    mlp = moe_of(keys, count="", size="", is_normalised=True) if has_experts else mlp_of(keys)
+    mlp = moe_of(keys, size="", is_normalised=True) if has_experts else mlp_of(keys)
     # Converters permute q and k rows so that a pair's dims are neighbours.
     turned = rope.read(attention.head_dim, "adjacent" if keys.is_gguf else "halves")
     return decoder_of(

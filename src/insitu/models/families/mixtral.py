@@ -47,7 +47,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     rope, attention = RopeReader(keys, asked_len), attention_of(keys)
     windows = windows_of(keys, window_of(keys), [True] * num_layers_of(keys))
     mlp_of(keys)  # its activation is every expert's
-    mlp = moe_of(keys, count="num_local_experts", size="intermediate_size", is_normalised=True)
+    mlp = moe_of(keys, size="intermediate_size", is_normalised=True)
     turned = rope.read(attention.head_dim, "halves", theta=THETA)
     return decoder_of(
         keys,

@@ -44,7 +44,6 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     mlp_of(keys)  # its activation is every expert's
     mlp = moe_of(
         keys,
-        count="num_experts",
         size="intermediate_size",
         is_normalised=keys.boolean("expert_weights_norm", "norm_topk_prob", default=False),
     )

@@ -44,7 +44,8 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     keys = Keys(source, "phi3")
     rope, attention = RopeReader(keys, asked_len), attention_of(keys)
     windows = windows_of(keys, window_of(keys), [True] * num_layers_of(keys))
-    keys.must_be_off("attention_bias")
+    keys.must_be_off("attention_bias", "lm_head_bias", "mlp_bias")
+    keys.ignore("full_attn_mod")  # of its own code, which does not read it either
     turned, mlp = rope.read(attention.head_dim, "halves", rotary=1.0), mlp_of(keys)
     return decoder_of(
         keys,

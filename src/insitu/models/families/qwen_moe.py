@@ -83,7 +83,6 @@ def _mlps(keys: Keys, *, is_second: bool) -> list[MlpSpec | MoeSpec]:
     )
     mixture = moe_of(
         keys,
-        count="num_experts",
         size="moe_intermediate_size",
         is_normalised=is_normalised,
         shared=shared,

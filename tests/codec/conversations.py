@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import random
+from datetime import date
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from insitu.types import Message, ToolCall
@@ -19,6 +20,7 @@ from insitu.types import Message, ToolCall
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+TODAY = "2026-01-31"
 WORDS = [
     "hello", "world", "Grüße", "日本", "😀", "x = 1", "\n", "\n\n", "  two", "it's", "7", "2026",
     "<b>&amp;</b>", '"quoted"', "back\\slash", "{{ braces }}", "{% raw %}", "tab\t", "e\u0301", "",
@@ -84,7 +86,22 @@ def as_template_sees(message: Message) -> dict[str, Any]:
         ]  # fmt: skip
     if message.tool_call_id is not None:
         known["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        known["name"] = message.name
+    if message.reasoning_content is not None:
+        known["reasoning_content"] = message.reasoning_content
     return known
+
+
+class Generation(Extension):
+    """The tag that marks what a model wrote."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own way
+
+    def parse(self, parser: Any) -> Any:
+        """Its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @cache
@@ -101,8 +118,9 @@ def sandboxed(source: str) -> jinja2.Template:
         raise jinja2.exceptions.TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
+    environment.globals["strftime_now"] = date.fromisoformat(TODAY).strftime
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     return environment.from_string(source)

@@ -12,9 +12,9 @@ model go on with it, render with ``continue_final_message``: the prompt then end
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from insitu.codec.message_forms import MessageForms
 from insitu.codec.template import Template, TypedText, UnsupportedTemplate
 from insitu.codec.template_values import TemplateFault, TemplateLimitError, TemplateRaised
 from insitu.refusal import Refusal
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from insitu.codec.tokenizer import Tokenizer
-    from insitu.types import Message, ToolCall
+    from insitu.types import Message
     from insitu.weights.tensors import TensorSource
 
 _GGUF_KEY = "tokenizer.chat_template"
@@ -76,6 +76,7 @@ class ChatTemplate:
     def __init__(self, template: Template | None, special_texts: Mapping[str, str]) -> None:
         self._template = template
         self._special_texts = special_texts
+        self._forms = MessageForms(self._shown)
 
     @property
     def is_present(self) -> bool:
@@ -113,13 +114,12 @@ class ChatTemplate:
         today = _checked(kwargs)
         values: dict[str, Any] = {
             **kwargs,
-            "messages": [_message(message) for message in messages],
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         try:
-            typed = self._template.render(values, self._special_texts, today)
+            typed = self._rendered(messages, values, today)
         except TemplateRaised as raised:
             text = str(raised) or "The chat template refuses these messages."
             raise Refusal(text, param="messages", code="chat_template_raised") from raised
@@ -130,6 +130,30 @@ class ChatTemplate:
             message = f"The chat template cannot render these messages: {fault}."
             raise Refusal(message, param="messages", code="chat_template_fault") from fault
         return _without_end(typed, messages) if continue_final_message else typed
+
+    def _rendered(
+        self, messages: Sequence[Message], values: dict[str, Any], today: str | None
+    ) -> TypedText:
+        assert self._template is not None
+        first: TemplateFault | None = None
+        for written in self._forms.of(messages):
+            try:
+                return self._template.render(
+                    {**values, "messages": written}, self._special_texts, today
+                )
+            except (TemplateRaised, TemplateLimitError):
+                raise
+            except TemplateFault as fault:
+                first = first or fault
+        assert first is not None
+        raise first
+
+    def _shown(self, messages: list[dict[str, Any]]) -> str:
+        assert self._template is not None
+        values = {"messages": messages, "tools": None, "documents": None}
+        return self._template.render(
+            {**values, "add_generation_prompt": True}, self._special_texts, "2026-01-31"
+        ).text
 
     def unread(
         self,
@@ -170,38 +194,6 @@ def _checked(kwargs: Mapping[str, Any]) -> str | None:
         where = "chat_template_kwargs.today"
         message = f"{where} must be a date such as 2026-01-31."
         raise Refusal(message, param=where, code="invalid_value") from error
-
-
-def _message(message: Message) -> dict[str, Any]:
-    """A message as templates know it; what is absent has no key."""
-    known: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        known["name"] = message.name
-    if message.reasoning_content is not None:
-        known["reasoning_content"] = message.reasoning_content
-    if message.tool_calls:
-        known["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        known["tool_call_id"] = message.tool_call_id
-    return known
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": _arguments(call.arguments)}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _arguments(text: str) -> Any:
-    """Arguments as a mapping where they are a JSON object: templates write them out again."""
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 def _without_end(typed: TypedText, messages: Sequence[Message]) -> TypedText:

@@ -4,7 +4,8 @@ Not here: what a conversation looks like to a template (``chat``).
 
 Always true: a template runs within its fuel and its text within a length, whatever it holds; every
 character it renders knows its origin. What we do not implement is refused by name: statements,
-expressions, filters and tests when the template is read, methods when they are called.
+expressions, filters and tests when the template is read (those of a branch when it is taken),
+methods when they are called.
 """
 
 from __future__ import annotations
@@ -155,15 +156,19 @@ class Template:
         return joined(out, meter)
 
 
-def _check(node: nodes.Node) -> None:
-    """Refuse by name what we would not know how to evaluate."""
+def _check(node: nodes.Node, *, is_soft: bool = False) -> None:
+    """Refuse by name what we would not know how to evaluate.
+
+    As in Jinja, a filter or test in a branch that may never be taken is missed when it is.
+    """
     kind = type(node).__name__
     where = f"line {node.lineno}"
     if type(node) not in _ALLOWED:
         raise UnsupportedTemplate(f"{where}: {kind} is not supported")
-    if isinstance(node, nodes.Filter) and node.name not in FILTERS:
+    is_soft = is_soft or isinstance(node, (nodes.If, nodes.CondExpr))
+    if isinstance(node, nodes.Filter) and node.name not in FILTERS and not is_soft:
         raise UnsupportedTemplate(f"{where}: filter '{node.name}' is not supported")
-    if isinstance(node, nodes.Test) and node.name not in TESTS:
+    if isinstance(node, nodes.Test) and node.name not in TESTS and not is_soft:
         raise UnsupportedTemplate(f"{where}: test '{node.name}' is not supported")
     if isinstance(node, nodes.Getattr) and node.attr.startswith("_"):
         raise UnsupportedTemplate(f"{where}: attribute '{node.attr}' is not supported")
@@ -173,7 +178,7 @@ def _check(node: nodes.Node) -> None:
     if is_unpacked and (node.dyn_args is not None or node.dyn_kwargs is not None):  # type: ignore[attr-defined]
         raise UnsupportedTemplate(f"{where}: unpacked arguments are not supported")
     for child in node.iter_child_nodes():
-        _check(child)
+        _check(child, is_soft=is_soft)
 
 
 def _attributes(tree: nodes.Node) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import nodes
 
 from insitu.codec import template_strings as strings
-from insitu.codec.template_filters import FILTERS, pairs
+from insitu.codec.template_filters import FILTERS, named, pairs
 from insitu.codec.template_tests import TESTS, compare
 from insitu.codec.template_values import (
     MAX_RANGE,
@@ -21,6 +21,7 @@ from insitu.codec.template_values import (
     Items,
     Namespace,
     Record,
+    Stream,
     TemplateFault,
     TemplateLimitError,
     Text,
@@ -130,11 +131,15 @@ class Expressions:
     def _filter(self, node: nodes.Filter, scope: Scope) -> Any:
         assert node.node is not None
         value = self.value(node.node, scope)
-        return self.applied(f"filter {node.name}", FILTERS[node.name], node, scope, value)
+        return self.applied(
+            f"filter {node.name}", named(FILTERS, node.name, "filter"), node, scope, value
+        )
 
     def _test(self, node: nodes.Test, scope: Scope) -> Any:
         value = self.value(node.node, scope)
-        return self.applied(f"test {node.name}", TESTS[node.name], node, scope, value)
+        return self.applied(
+            f"test {node.name}", named(TESTS, node.name, "test"), node, scope, value
+        )
 
     def applied(
         self, name: str, function: Callable[..., Any], node: Any, scope: Scope, value: Any
@@ -206,6 +211,8 @@ class Expressions:
         if isinstance(value, Record):
             name = key_of(key)
             return value.get(name, Undefined(str(name)))
+        if isinstance(value, Stream):
+            return Undefined("item")
         if isinstance(value, (Text, Items)) and isinstance(key, int):
             is_inside = -len(value) <= key < len(value)
             return value[key] if is_inside else Undefined(f"item {key}")
@@ -274,7 +281,7 @@ class Expressions:
             values = list(right) if isinstance(right, Items) else [right]
             return strings.percent(self._meter, left, values)
         if isinstance(left, Text) and isinstance(right, Text) and kind is nodes.Add:
-            return joined([left, right], self._meter)
+            return strings.added(self._meter, left, right)
         if isinstance(left, Items) and isinstance(right, Items) and kind is nodes.Add:
             self._meter.spend((len(left) + len(right)) // 16)
             made = Items([*left, *right])

@@ -18,6 +18,8 @@ from insitu.codec.template_values import (
     EMPTY,
     Items,
     Record,
+    SafeText,
+    Stream,
     TemplateFault,
     TemplateLimitError,
     Text,
@@ -59,7 +61,7 @@ def attribute(value: Any, path: Any) -> Any:
 def _length(_: Meter, value: Any) -> int:
     if isinstance(value, Undefined):
         return 0
-    if isinstance(value, (Text, Items, Record)):
+    if isinstance(value, (Text, Items, Record)) and not isinstance(value, Stream):
         return len(value)
     raise TemplateFault(f"{kind_of(value)} has no length")
 
@@ -103,7 +105,8 @@ def _join(meter: Meter, value: Any, d: Any = EMPTY, attribute: Any = None) -> Te
     return strings.join(meter, text_of(d, meter), value)
 
 
-def _map(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> Items:
+def _map(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> Stream:
+    value = value if truth(value) else Items()
     if not args:
         path = kwargs.pop("attribute", None)
         fallback = kwargs.pop("default", None)
@@ -112,21 +115,22 @@ def _map(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> Items:
         found = [attribute(item, path) for item in elements(value, meter)]
         if fallback is not None:
             found = [fallback if isinstance(item, Undefined) else item for item in found]
-        return items_of(found, meter)
+        return Stream(items_of(found, meter))
     name = strings.want_text(args[0], "a filter's name").value
-    apply = _named(FILTERS, name, "filter")
+    apply = named(FILTERS, name, "filter")
     values = elements(value, meter)
     meter.spend(len(values))
-    return Items(apply(meter, item, *args[1:], **kwargs) for item in values)
+    return Stream(apply(meter, item, *args[1:], **kwargs) for item in values)
 
 
-def _select(*, has_attribute: bool, is_kept: bool) -> Callable[..., Items]:
-    def select(meter: Meter, value: Any, *args: Any) -> Items:
+def _select(*, has_attribute: bool, is_kept: bool) -> Callable[..., Stream]:
+    def select(meter: Meter, value: Any, *args: Any) -> Stream:
+        value = value if truth(value) else Items()
         if has_attribute and not args:
             raise TemplateFault("selectattr needs an attribute")
         path, rest = (args[0], args[1:]) if has_attribute else (None, args)
         name = strings.want_text(rest[0], "a test's name").value if rest else None
-        test = None if name is None else _named(TESTS, name, "test")
+        test = None if name is None else named(TESTS, name, "test")
         kept = []
         for item in elements(value, meter):
             meter.spend()
@@ -134,12 +138,13 @@ def _select(*, has_attribute: bool, is_kept: bool) -> Callable[..., Items]:
             holds = truth(part) if test is None else truth(test(meter, part, *rest[1:]))
             if holds == is_kept:
                 kept.append(item)
-        return Items(kept)
+        return Stream(kept)
 
     return select
 
 
-def _named(table: dict[str, Callable[..., Any]], name: str, what: str) -> Callable[..., Any]:
+def named(table: dict[str, Callable[..., Any]], name: str, what: str) -> Callable[..., Any]:
+    """The filter or test of that name."""
     if name not in table:
         raise TemplateFault(f"{what} '{name[:80]}' is not supported")
     return table[name]
@@ -186,7 +191,7 @@ def _dictsort(
 def _unique(meter: Meter, value: Any, case_sensitive: Any = False, attribute: Any = None) -> Items:
     values = elements(value, meter)
     keys = values if attribute is None else list(_map(meter, value, attribute=attribute))
-    kept, seen = Items(), Items()
+    kept, seen = Stream(), Items()
     for item, key in zip(values, keys, strict=True):
         folded = _folded(key, case_sensitive)
         if not contains(seen, folded, meter):
@@ -313,6 +318,10 @@ def _format(meter: Meter, value: Any, *args: Any) -> Text:
     return strings.percent(meter, text_of(value, meter), list(args))
 
 
+def _parts(text: Text) -> tuple[str, bytes]:
+    return text.value, text.mask
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "abs": _abs,
     "capitalize": _cased("capitalize"),
@@ -341,7 +350,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     ),
     "reverse": _reverse,
     "round": _round,
-    "safe": lambda meter, value: text_of(value, meter),
+    "safe": lambda meter, value: SafeText(*_parts(text_of(value, meter))),
     "select": _select(has_attribute=False, is_kept=True),
     "selectattr": _select(has_attribute=True, is_kept=True),
     "sort": _sort,

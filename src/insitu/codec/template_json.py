@@ -15,6 +15,7 @@ from insitu.codec.template_values import (
     MAX_DEPTH,
     Items,
     Record,
+    Stream,
     TemplateFault,
     TemplateLimitError,
     Text,
@@ -65,7 +66,7 @@ class JSONWriter:
             self._parts.append(self._string(value))
         elif isinstance(value, Record):
             self._record(value, depth)
-        elif isinstance(value, Items):
+        elif isinstance(value, Items) and not isinstance(value, Stream):
             self._items(value, depth)
         elif value is None or isinstance(value, (bool, int, float)):
             self._parts.append(given(self._scalar(value)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import nodes
 
 from insitu.codec.template_expressions import Expressions, Scope
-from insitu.codec.template_filters import FILTERS
+from insitu.codec.template_filters import FILTERS, named
 from insitu.codec.template_values import (
     Function,
     Items,
@@ -156,7 +156,7 @@ class Statements:
             assert isinstance(node.node, nodes.Filter)
             text = self._filtered(node.node, text, scope)
         return self._expressions.applied(
-            f"filter {node.name}", FILTERS[node.name], node, scope, text
+            f"filter {node.name}", named(FILTERS, node.name, "filter"), node, scope, text
         )
 
     def _captured(self, body: Iterable[nodes.Node], scope: Scope) -> Text:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.template_values import (
     Items,
+    SafeText,
     TemplateFault,
     TemplateLimitError,
     Text,
@@ -37,6 +38,28 @@ def want_text(value: Any, what: str) -> Text:
     if not isinstance(value, Text):
         raise TemplateFault(f"{what} must be a string, not {kind_of(value)}")
     return value
+
+
+_ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"}
+
+
+def added(meter: Meter, left: Text, right: Text) -> Text:
+    """``+``; what is added to a safe string is escaped, and the whole is safe."""
+    if not (isinstance(left, SafeText) or isinstance(right, SafeText)):
+        return joined([left, right], meter)
+    whole = joined([_escaped(meter, left), _escaped(meter, right)], meter)
+    return SafeText(whole.value, whole.mask)
+
+
+def _escaped(meter: Meter, text: Text) -> Text:
+    if isinstance(text, SafeText):
+        return text
+    meter.make(5 * len(text))
+    signs = [_ESCAPED.get(character, character) for character in text.value]
+    mask = b"".join(
+        bytes((origin,)) * len(sign) for sign, origin in zip(signs, text.mask, strict=True)
+    )
+    return Text("".join(signs), mask)
 
 
 def strip(text: Text, chars: Any, *, left: bool = True, right: bool = True) -> Text:

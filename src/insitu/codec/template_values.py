@@ -93,6 +93,12 @@ def given(value: str) -> Text:
 EMPTY = written("")
 
 
+class SafeText(Text):
+    """What ``|safe`` makes: it escapes, as HTML, what is added to it."""
+
+    __slots__ = ()
+
+
 def joined(parts: Sequence[Text], meter: Meter) -> Text:
     """Parts one after the other."""
     meter.make(sum(map(len, parts)))
@@ -115,6 +121,10 @@ class Items(list[Any]):
     """A sequence; its JSON signs are the template's only if the template wrote it."""
 
     from_template = False
+
+
+class Stream(Items):
+    """What ``map`` and ``select`` give: to be gone through, with no length, items or JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +184,7 @@ def truth(value: Any) -> bool:
     """Whether a condition holds."""
     if isinstance(value, Undefined):
         return False
-    return bool(value) if not isinstance(value, (Namespace, Function)) else True
+    return bool(value) if not isinstance(value, (Namespace, Function, Stream)) else True
 
 
 def text_of(value: Any, meter: Meter) -> Text:
@@ -185,7 +195,7 @@ def text_of(value: Any, meter: Meter) -> Text:
         return EMPTY
     if value is None or isinstance(value, (bool, int, float)):
         return given(number_text(value))
-    if isinstance(value, (Record, Items)):
+    if isinstance(value, (Record, Items)) and not isinstance(value, Stream):
         text = repr(plain(value, meter))
         meter.make(len(text))
         return given(text)
@@ -278,8 +288,8 @@ def key_of(value: Any) -> Any:
     """A value as a mapping's key."""
     if isinstance(value, Text):
         return value.value
-    if value is None or is_number(value):
-        return value
+    if value is None or is_number(value) or isinstance(value, Undefined):
+        return value  # no mapping has an undefined key
     raise TemplateFault(f"{kind_of(value)} cannot be a key")
 
 

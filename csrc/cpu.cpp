@@ -81,23 +81,39 @@ bool has_dotprod() {
 
 #endif
 
+// A table of byte products with everything else of the instruction set that it extends.
+KernelTable completed(const KernelTable& products, const KernelTable& base) {
+  KernelTable table = base;
+  table.name = products.name;
+  table.quantized_bytes = products.quantized_bytes;
+  table.quantize_row = products.quantize_row;
+  table.quantize_column = products.quantize_column;
+  table.matmul_block = products.matmul_block;
+  table.embed_row = products.embed_row;
+  return table;
+}
+
 struct Candidate {
-  const KernelTable* table;
+  KernelTable table;
   bool (*runs_here)();
 };
-constexpr Candidate kCandidates[] = {
-    {&generic::table, always},
+
+const auto& candidates() {
+  static const Candidate all[] = {
+      {generic::table, always},
 #if defined(__x86_64__)
-    {&avx2::table, has_avx2},
-    {&avx2vnni::table, has_avx2vnni},
-    {&avx512::table, has_avx512},
-    {&avx512vnni::table, has_avx512vnni},
-    {&avx512amx::table, has_avx512amx},
+      {avx2::table, has_avx2},
+      {completed(avx2vnni::table, avx2::table), has_avx2vnni},
+      {avx512::table, has_avx512},
+      {completed(avx512vnni::table, avx512::table), has_avx512vnni},
+      {completed(avx512amx::table, avx512::table), has_avx512amx},
 #elif defined(__aarch64__)
-    {&neon::table, always},
-    {&neondot::table, has_dotprod},
+      {neon::table, always},
+      {completed(neondot::table, neon::table), has_dotprod},
 #endif
-};
+  };
+  return all;
+}
 
 }  // namespace
 
@@ -105,8 +121,8 @@ const KernelTable* kernel_table(const char* isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #endif
-  for (const Candidate& candidate : kCandidates)
-    if (std::strcmp(candidate.table->name, isa) == 0) return candidate.runs_here() ? candidate.table : nullptr;
+  for (const Candidate& candidate : candidates())
+    if (std::strcmp(candidate.table.name, isa) == 0) return candidate.runs_here() ? &candidate.table : nullptr;
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 #define INSITU_SIMD_BITS 512
 #define INSITU_VNNI 1
 #define INSITU_AMX 1
+#define INSITU_PRODUCTS_ONLY 1
 #define INSITU_TABLE_NAME "avx512amx"
 #include "table.inc.h"
 #endif

@@ -3,6 +3,7 @@
 #define INSITU_NS avx512vnni
 #define INSITU_SIMD_BITS 512
 #define INSITU_VNNI 1
+#define INSITU_PRODUCTS_ONLY 1
 #define INSITU_TABLE_NAME "avx512vnni"
 #include "table.inc.h"
 #endif

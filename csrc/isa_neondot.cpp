@@ -2,6 +2,7 @@
 #if defined(__aarch64__)
 #define INSITU_NS neondot
 #define INSITU_SIMD_BITS 128
+#define INSITU_PRODUCTS_ONLY 1
 #define INSITU_TABLE_NAME "neon-dotprod"
 #include "table.inc.h"
 #endif

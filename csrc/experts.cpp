@@ -37,17 +37,26 @@ struct Parts {
   }
 };
 
-// One row a pair, in each form that may be asked for: floats, int8 in groups of 32, of 256. An expert's
-// pairs lie together, as one tensor of as many rows.
+// Which forms the weights of some linears ask for, a bit each.
+template <class Linears>
+unsigned forms_of(const Linears& linears, const std::vector<int>& indices) {
+  unsigned forms = 0;
+  for (int index : indices)
+    for (const auto& segment : linears[index].segments) forms |= 1u << form_of(segment.type);
+  return forms;
+}
+
+// One row a pair, in each form that is asked for: floats, int8 in groups of 32, of 256. An expert's pairs
+// lie together, as one tensor of as many rows.
 struct Forms {
   uint8_t* at[kNumForms] = {};
   size_t row_bytes[kNumForms] = {};
   int k;
 
-  Forms(Parts& parts, const KernelTable& table, int k, int num_pairs) : k(k) {
+  Forms(Parts& parts, const KernelTable& table, unsigned wanted, int k, int num_pairs) : k(k) {
     for (int i = 0; i < kNumForms; i++) {
       const int group = kFormGroups[i];
-      if (group && k % group) continue;  // no weight of such rows has that group
+      if (!(wanted >> i & 1)) continue;
       row_bytes[i] = group ? table.quantized_bytes(1, k, group) : sizeof(float) * k;
       at[i] = parts.take<uint8_t>(row_bytes[i] * num_pairs);
     }
@@ -76,11 +85,12 @@ struct Work {
   int *first_pair;          // of an expert, then the number of all
   int *pairs_of, *count;    // of a row: [rows, num_active], in order of expert, and how many
 
-  Work(Parts& parts, const KernelTable& table, const Operator& op, int width, int max_rows)
+  template <class Linears>
+  Work(Parts& parts, const KernelTable& table, const Operator& op, const Linears& linears, int max_rows)
       : num_pairs(max_rows * op.num_active),
-        width(width),
-        in(parts, table, op.output.width, num_pairs),
-        inner(parts, table, width, num_pairs),
+        width(linears[op.down[0]].segments[0].k),
+        in(parts, table, forms_of(linears, op.gate_up), op.inputs[0].width, num_pairs),
+        inner(parts, table, forms_of(linears, op.down), width, num_pairs),
         gated(parts.take<float>(size_t{1} * num_pairs * width)),
         out(parts.take<float>(size_t{1} * num_pairs * op.output.width)),
         row_of(parts.take<int>(num_pairs)),
@@ -115,7 +125,7 @@ size_t experts_bytes(const ProgramSpec& spec, const Limits& limits, const Kernel
   for (const Operator& op : spec.ops) {
     if (op.kind != OpKind::Experts) continue;
     Parts parts{nullptr};
-    Work(parts, table, op, spec.linears[op.down[0]].segments[0].k, rows_at_a_time(op, limits));
+    Work(parts, table, op, spec.linears, rows_at_a_time(op, limits));
     most = std::max(most, parts.used);
   }
   return most;
@@ -133,7 +143,7 @@ void Executor::run_chosen(const Operator& op, int first_row, int num_rows) {
   };
   const int hidden = op.output.width, experts = static_cast<int>(op.down.size());
   Parts parts{experts_scratch_};
-  Work work(parts, table_, op, linears_[op.down[0]].segments[0].k, rows_at_a_time(op, limits_));
+  Work work(parts, table_, op, linears_, rows_at_a_time(op, limits_));
   work.choose(op, row_at(op.inputs[1], 0), op.inputs[1].stride, num_rows);
   // activation(gate) * up of one n-block of an expert's columns, of all its rows.
   const auto gate_block = [&](const Linear& gate_up, int e, int block, float* rows) {

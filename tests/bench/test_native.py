@@ -7,7 +7,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from kernels.tiny_decoder import linear
+from kernels.tiny_operators import over_rows
 from tiny_model import TinyShape, write_gguf
 
 from insitu.bench.cases import Case, Room, Wish
@@ -20,7 +23,9 @@ from insitu.engine.machine import Memory
 from insitu.engine.plan import Wanted
 from insitu.kernels.blocks import BlockType
 from insitu.kernels.ceilings import Ceilings
+from insitu.kernels.kv_layout import KVLayout
 from insitu.kernels.native import available_isas, packed_bytes
+from insitu.kernels.pack import Experts
 from insitu.models.kv_cache import kv_layout
 from insitu.models.load import LoadedModel, load_model
 from insitu.weights.source import open_source
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from insitu.bench.report import Report
+    from insitu.kernels.program import Program, Tensor
 
 BRIEF = Effort(seconds=0.01, max_repeats=3, profiled=1, peak_seconds=0.001, is_cold=False)
 WISH = Wish(batches=(1, 3), contexts=(16, 200), prefills=(40,))
@@ -146,10 +152,34 @@ def test_work_is_counted_as_the_shapes_say(model: LoadedModel) -> None:
     )
 
 
+def test_of_a_mixture_the_chosen_experts_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    q8 = BlockType.Q8_0
+    experts = Experts(
+        tuple(linear(rng, (q8, q8), (64, 64), 32) for _ in range(4)),
+        tuple(linear(rng, (q8,), (32,), 64) for _ in range(4)),
+    )
+    rows = np.zeros((8, 32), np.float32)
+
+    def record(p: Program, x: Tensor) -> Tensor:
+        routing = p.route(x.split([4, 28])[0], 2, is_normalised=True)
+        return p.experts("silu", x, routing, experts, 2)
+
+    one = packed_bytes(experts.gate_up[0]) + packed_bytes(experts.down[0])
+    for num_rows, num_read in ((1, 2), (8, 4)):
+        kv = KVLayout(1, 1, 16)
+        work = step_work(over_rows(rows, record), kv, [Span(num_rows, num_rows)], num_rows)
+        assert work["experts"].read_bytes == num_read * one
+        assert work["experts"].int8_ops == 2 * num_rows * 2 * 3 * 64 * 32
+
+
 def test_a_prompt_is_taken_in_the_engines_chunks() -> None:
     chunks = chunks_of(Case("prefill", 1, 1200, 100), 512)
     assert chunks == [[Span(512, 612)], [Span(512, 1124)], [Span(176, 1300)]]
-    assert sum(span.num_pairs for [span] in chunks) == sum(range(101, 1301))
+    assert sum(span.num_pairs(0) for [span] in chunks) == sum(range(101, 1301))
+    assert Span(4, 12).num_pairs(window=10) == 9 + 10 + 10 + 10
+    assert Span(4, 12).num_read(window=10) == 12
+    assert Span(1, 12).num_read(window=10) == 10
     assert chunks_of(Case("decode", 2, 1, 7), 512) == [[Span(1, 7), Span(1, 7)]]
 
 

@@ -57,11 +57,15 @@ class Span:
     num_tokens: int
     seq_len: int
 
-    @property
-    def num_pairs(self) -> int:
-        """Pairs of a new token and a position that it attends to."""
+    def num_pairs(self, window: int) -> int:
+        """Pairs of a new token and a position that it attends to; a window of 0 is none."""
         first = self.seq_len - self.num_tokens + 1
-        return self.num_tokens * (first + self.seq_len) // 2
+        most = window or self.seq_len
+        return sum(min(seen, most) for seen in range(first, self.seq_len + 1))
+
+    def num_read(self, window: int) -> int:
+        """Positions that some new token attends to."""
+        return min(self.seq_len, self.num_tokens + window - 1) if window else self.seq_len
 
 
 def step_work(
@@ -99,6 +103,8 @@ def _operators(
             weight: PackedLinear = op.weight
             rows = num_rows[op.outputs[0].rows]
             yield operator_name("linear", weight.segments[0].name), _linear(weight, rows)
+        elif op.kind == "experts":
+            yield "experts", _experts(op, num_rows[op.outputs[0].rows])
         elif op.kind == "attention":
             yield "attention", _attention(op, kv, spans)
 
@@ -114,9 +120,23 @@ def _linear(weight: PackedLinear, num_rows: int) -> Work:
     return Work(packed_bytes(weight) if num_rows else 0, int8_ops, float32_ops)
 
 
+def _experts(op: Op, num_rows: int) -> Work:
+    """The bytes are those of as many experts as the rows could choose at most."""
+    pairs = list(zip(op.weight.gate_up, op.weight.down, strict=True))
+    num_chosen = num_rows * op.attributes["num_active"]
+    work = Work()
+    for linear in pairs[0]:
+        one = _linear(linear, num_chosen)
+        num_read = min(num_chosen, len(pairs))
+        work += Work(one.read_bytes * num_read, one.int8_ops, one.float32_ops)
+    return work
+
+
 def _attention(op: Op, kv: KVLayout, spans: Sequence[Span]) -> Work:
     """Of one layer: scores and sums over values are each a multiplication and an addition."""
-    num_pairs = sum(span.num_pairs for span in spans)
+    window = op.attributes["window"]
+    num_pairs = sum(span.num_pairs(window) for span in spans)
     width = op.attributes["num_heads"] * op.attributes["head_dim"]
-    kv_bytes = sum(span.seq_len for span in spans) * kv.bytes_per_token // kv.num_layers
+    num_read = sum(span.num_read(window) for span in spans)
+    kv_bytes = num_read * kv.bytes_per_token // kv.num_layers
     return Work(kv_bytes, attention_ops=4 * num_pairs * width)

@@ -1,0 +1,81 @@
+"""Rope that depends on a length is fixed by the length the engine is given, by nothing later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from families.cases import CASES, weights, write_folder
+from families.test_families import recorded
+from tiny_model import write_gguf
+
+from insitu.models.load import load_model
+from insitu.models.rope_scaling import by_wavelength, dynamic, yarn
+from insitu.models.spec import DecoderSpec, RopeSpec
+from insitu.weights.source import open_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAIN = RopeSpec(1e4, 32, "halves")
+
+
+def spec_of(name: str, folder: Path, asked_len: int | None, **changed: object) -> DecoderSpec:
+    case = CASES[name]
+    config = {**case.config_json(), **changed}
+    write_folder(folder, config, weights(recorded(name)["shapes"]))
+    return load_model(open_source(folder), asked_len).spec
+
+
+def test_longrope_takes_its_long_factors_beyond_the_original_length(tmp_path: Path) -> None:
+    scaling = CASES["phi3-longrope-long"].config["rope_scaling"]
+    for asked, which in ((None, "long"), (17, "long"), (16, "short"), (1, "short")):
+        (rope,) = spec_of("phi3-longrope-long", tmp_path, asked).ropes
+        assert list(rope.divisors) == scaling[f"{which}_factor"], asked
+        assert f"{which}_factor" in rope.scaling
+        assert rope.magnitude == pytest.approx(1.2247448713915890)  # sqrt(1 + ln 4 / ln 16)
+
+
+def test_dynamic_changes_theta_with_the_length_it_is_given(tmp_path: Path) -> None:
+    thetas = [spec_of("llama-dynamic", tmp_path, n).ropes[0].theta for n in (8, 16, 32, 48, None)]
+    assert thetas[0] == thetas[1] == pytest.approx(1e4)
+    assert thetas[1] < thetas[2] < thetas[3] == thetas[4]
+    stretch = 3 * 32 / 16 - (3 - 1)
+    assert thetas[2] == pytest.approx(1e4 * stretch ** (16 / 14), rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "length"), [("llama-dynamic", 48), ("llama-yarn", 64)])
+def test_a_stretched_model_may_be_asked_for_what_it_is_stretched_to(
+    name: str, length: int, tmp_path: Path
+) -> None:
+    spec = spec_of(name, tmp_path, None, max_position_embeddings=16)
+    assert spec.max_model_len == length
+
+
+def test_pairs_that_turn_fast_keep_their_pace_and_slow_ones_are_slowed() -> None:
+    for stretched in (
+        by_wavelength(PLAIN, 8.0, 1.0, 4.0, 8192),
+        yarn(PLAIN, 8.0, (32.0, 1.0, 8192), 1.0, is_whole=True),
+    ):
+        assert stretched.divisors[0] == 1
+        assert stretched.divisors[-1] == 8
+        assert list(stretched.divisors) == sorted(stretched.divisors)
+        assert any(1 < divisor < 8 for divisor in stretched.divisors)
+
+
+def test_settings_that_give_no_angles_are_arithmetic_errors() -> None:
+    with pytest.raises(ArithmeticError):
+        dynamic(RopeSpec(1e4, 2, "halves"), 2.0, 16, 32)
+    with pytest.raises(ArithmeticError):
+        yarn(RopeSpec(1.0, 32, "halves"), 8.0, (32.0, 1.0, 8192), 1.0, is_whole=True)
+
+
+def test_a_gguf_yarn_is_the_config_s(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    pairs = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 128}
+    write_gguf(path, pairs={f"llama.rope.{key}": value for key, value in pairs.items()})
+    spec = load_model(open_source(path)).spec
+    expected = yarn(
+        RopeSpec(1e4, 16, "adjacent"), 4.0, (32.0, 1.0, 128), 1.1386294361119891, is_whole=True
+    )
+    assert spec.ropes == (expected,)

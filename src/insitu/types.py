@@ -248,9 +248,37 @@ def joined_calls(deltas: Iterable[Delta]) -> tuple[ToolCall, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a tenant's name (never a key), or None where no keys are in use."""
+    """Who asks: a tenant's name (never a key), or None where no keys are in use.
+
+    ``is_admin``: they may ask what the server says of itself and of everybody.
+    """
 
     tenant: str | None = None
+    is_admin: bool = False
+
+
+class Ticket(Protocol):
+    """An admitted request's place; whoever asked for it closes it, once."""
+
+    def reserve(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """Set aside what may be used, or raise ``Refusal``."""
+        ...
+
+    def close(self, usage: Usage) -> None:
+        """Settle with what was used; later calls change nothing."""
+        ...
+
+    def headers(self) -> Mapping[str, str]:
+        """What an answer says of what is left."""
+        ...
+
+
+class Gate(Protocol):
+    """Decides which requests may run."""
+
+    def admit(self, request: Request, caller: Caller) -> Ticket:
+        """A ticket, by what is known before the prompt's tokens are; or raise ``Refusal``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

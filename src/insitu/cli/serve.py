@@ -19,6 +19,8 @@ from insitu.settings.fields import FIELDS
 
 if TYPE_CHECKING:
     from insitu.llm.text_generator import TextGenerator
+    from insitu.policy.gate import LimitGate
+    from insitu.policy.key_file import KeyFile
     from insitu.server.options import ServerOptions
     from insitu.settings.fields import Settings
 
@@ -64,11 +66,11 @@ def server_options(settings: Settings) -> ServerOptions:
     """Values for the server, refused where they would open an unprotected door."""
     from insitu.server.options import ServerOptions, is_loopback
 
-    authenticate = None
+    keys = None
     if settings.api_key_file is not None:
-        from insitu.policy.keys import KeyRing
+        from insitu.policy.key_file import KeyFile
 
-        authenticate = KeyRing.read(settings.api_key_file).authenticate
+        keys = KeyFile(settings.api_key_file)
     elif not is_loopback(settings.host) and not settings.insecure:
         place = "every address" if settings.host in ANYWHERE else settings.host
         raise click.ClickException(
@@ -80,13 +82,30 @@ def server_options(settings: Settings) -> ServerOptions:
         port=settings.port,
         allowed_hosts=settings.allowed_host,
         cors_origins=settings.cors_origin,
-        authenticate=authenticate,
+        authenticate=None if keys is None else keys.authenticate,
+        gate=_gate(settings, keys),
         max_body_bytes=settings.max_body_bytes,
         request_timeout_s=settings.request_timeout_s or None,
         drain_grace_s=settings.drain_grace_s,
         on_ready=_say_ready,
         on_drain=partial(_say_drain, settings.drain_grace_s),
     )
+
+
+def _gate(settings: Settings, keys: KeyFile | None) -> LimitGate:
+    """The gate of all callers: a name's own limits, else those of the settings."""
+    from insitu.policy.gate import LimitGate
+    from insitu.policy.limits import Limits
+
+    defaults = Limits(
+        requests_per_minute=settings.requests_per_minute,
+        tokens_per_minute=settings.tokens_per_minute,
+        tokens_per_day=settings.tokens_per_day,
+        concurrent_requests=settings.concurrent_requests,
+    )
+    if keys is None:
+        return LimitGate(lambda _: defaults)
+    return LimitGate(lambda caller: keys.limits_of(caller).over(defaults))
 
 
 def _say_plan(generator: TextGenerator) -> None:

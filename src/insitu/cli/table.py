@@ -19,6 +19,7 @@ VERBS = {
     "chat": ("chat", "Talk with a model in the terminal."),
     "generate": ("generate", "Complete one text and print it."),
     "serve": ("serve", "Serve a model over HTTP."),
+    "key": ("key", "Draw an API key and its line of a key file."),
     "pull": ("models", "Bring a model onto this machine."),
     "list": ("models", "Show which models are here."),
     "rm": ("models", "Delete a pulled model."),

@@ -48,6 +48,7 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     service = service_of(request)
     record = record_of(request.scope)
     record.generation_id = asked.request_id
+    _admit(request, asked)
     asked = _timed(asked, service.options.request_timeout_s)
     try:
         prepared = await service.generator.prepare(asked)
@@ -55,15 +56,29 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
         if refusal.status == 404:
             raise unknown_model() from refusal
         raise renamed(refusal, names) from None
+    if record.ticket is not None:
+        max_tokens = prepared.max_tokens * asked.sampling.n
+        try:
+            record.ticket.reserve(prepared.num_prompt_tokens, max_tokens)
+        except Refusal as refusal:
+            raise renamed(refusal, names) from None
     record.model = service.generator.describe().name
     record.prompt_tokens = (record.prompt_tokens or 0) + prepared.num_prompt_tokens
     return replace(prepared, warnings=(*record.warnings, *prepared.warnings))
+
+
+def _admit(request: Request, asked: Asked) -> None:
+    """Ask the gate, once a request over HTTP."""
+    gate, record = service_of(request).options.gate, record_of(request.scope)
+    if gate is not None and record.ticket is None:
+        record.ticket = gate.admit(asked, record.caller)
 
 
 async def tokenize(request: Request, asked: Asked) -> Tokenized:
     """Ids of a prompt, without running anything."""
     service = service_of(request)
     record = record_of(request.scope)
+    _admit(request, asked)
     try:
         tokenized = await service.generator.tokenize(asked)
     except Refusal as refusal:

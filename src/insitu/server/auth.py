@@ -9,20 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from insitu.refusal import Refusal
-from insitu.server.paths import Access, place_of
+from insitu.server.paths import Access
 from insitu.types import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from insitu.server.options import Authenticate
+    from insitu.server.paths import Place
 
 
 def identify(
-    headers: Sequence[tuple[bytes, bytes]], path: str, authenticate: Authenticate | None
+    headers: Sequence[tuple[bytes, bytes]], place: Place, authenticate: Authenticate | None
 ) -> Caller:
-    """Answer who asks, or refuse with 401."""
-    if authenticate is None or place_of(path).access is Access.OPEN:
+    """Answer who asks, or refuse: 401 for a stranger, 403 for a key without the admin scope."""
+    if authenticate is None or place.access is Access.OPEN:
         return Caller()
     caller = authenticate(_presented(headers))
     if caller is None:
@@ -31,6 +32,13 @@ def identify(
             status=401,
             kind="authentication_error",
             code="invalid_api_key",
+        )
+    if place.access is Access.ADMIN and not caller.is_admin:
+        raise Refusal(
+            "This path needs a key with the admin scope.",
+            status=403,
+            kind="permission_error",
+            code="admin_scope_needed",
         )
     return caller
 

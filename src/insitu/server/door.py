@@ -61,6 +61,7 @@ class Door:
             record.cancel(Cause.DRAIN if is_draining else Cause.DISCONNECT)
             raise
         finally:
+            record.close_ticket()
             record.settle()
             if is_generation:
                 self._service.metrics.note_ended(record)
@@ -75,6 +76,8 @@ class Door:
                 record.status = message["status"]
                 extra = [(b"x-request-id", record.request_id.encode("latin-1"))]
                 extra += self._guard.cors_headers(scope["headers"], is_preflight=is_preflight)
+                if record.ticket is not None:
+                    extra += [(k.encode(), v.encode()) for k, v in record.ticket.headers().items()]
                 message["headers"] = [*message.get("headers", []), *extra]
             await send(message)
 
@@ -124,7 +127,7 @@ class Door:
         check_head(headers, service.options.max_header_bytes)
         self._guard.check(headers, scope["scheme"])
         if not self._is_preflight(scope):
-            caller = identify(headers, scope["path"], service.options.authenticate)
+            caller = identify(headers, place_of(scope["path"]), service.options.authenticate)
             scope[SCOPE_KEY].caller = caller
         if "\n" in scope["path"]:
             # A route's pattern ends with "$", which lets one line feed through.

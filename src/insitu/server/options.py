@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from insitu.types import Caller
+from insitu.types import Caller, Gate
 
 Authenticate = Callable[[str | None], Caller | None]
 
@@ -41,6 +41,7 @@ class ServerOptions:
 
     ``authenticate`` takes the presented bearer key (None when there is none) and answers who it is,
     or None for a stranger; it compares hashes in constant time. Without it nobody is asked.
+    ``gate`` limits what each caller may ask for.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +49,7 @@ class ServerOptions:
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     authenticate: Authenticate | None = None
+    gate: Gate | None = None
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 64 * 2**10
     body_timeout_s: float = 30.0

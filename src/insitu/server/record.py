@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from insitu.refusal import RequestFailed
 from insitu.server.errors import ClientGone, ShuttingDown
-from insitu.types import Caller
+from insitu.types import Caller, Usage
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from insitu.types import Delta
+    from insitu.types import Delta, Ticket
 
 SCOPE_KEY = "insitu.record"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -95,6 +95,7 @@ class Record:
     finish_reason: str | None = None
     choices: dict[int, ChoiceRecord] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    ticket: Ticket | None = None
 
     def note_delta(self, delta: Delta) -> None:
         """Take in what a choice gained: times, tokens, how it finished."""
@@ -139,6 +140,12 @@ class Record:
             else:
                 self.outcome = Outcome.COMPLETED
         return self.outcome
+
+    def close_ticket(self) -> None:
+        """Settle what the request was admitted for: a prompt counts once its first token came."""
+        if self.ticket is not None:
+            prompt_tokens = 0 if self.ttft_s is None else self.prompt_tokens or 0
+            self.ticket.close(Usage(prompt_tokens, self.completion_tokens))
 
     @property
     def duration_s(self) -> float:

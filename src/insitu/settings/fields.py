@@ -44,6 +44,18 @@ class Settings:
     api_key_file: Path | None = _setting(
         None, FILE, "File of API keys, one `key` or `name:key` a line; without it nobody is asked."
     )
+    requests_per_minute: int | None = _setting(
+        None, INTEGER(1, 10**9), "Requests a minute of a name whose keys say nothing else."
+    )
+    tokens_per_minute: int | None = _setting(
+        None, INTEGER(1, 10**12), "Tokens a minute, prompts and answers, of such a name."
+    )
+    tokens_per_day: int | None = _setting(
+        None, INTEGER(1, 10**15), "Tokens a day (UTC) of such a name."
+    )
+    concurrent_requests: int | None = _setting(
+        None, INTEGER(1, 10**6), "Requests at a time of such a name."
+    )
     insecure: bool = _setting(
         False, BOOLEAN, "Let a server without keys listen beyond this machine."
     )

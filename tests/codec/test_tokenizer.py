@@ -267,7 +267,7 @@ def test_a_declared_normaliser_is_kept_and_forges_nothing() -> None:
         ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "pre_tokenizer"),
         ({"post_processor": {"type": "RobertaProcessing"}}, "post_processor"),
-        ({"model": {"type": "Unigram"}}, "model.type"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}}}, "model.type"),
         ({"decoder": {"type": "Metaspace", "replacement": "▁"}}, "decoder.type"),
         (
             {"decoder": {"type": "Sequence", "decoders": [{"type": "Strip", "content": " "}]}},
@@ -280,7 +280,7 @@ def test_a_declared_normaliser_is_kept_and_forges_nothing() -> None:
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}, r"model.merges\[0\]"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}, r"model.merges\[0\]"),
         ({"added_tokens": [{"id": 0, "content": "z"}]}, "added_tokens"),
-        ({"added_tokens": [{"id": 900, "content": "z", "rstrip": True}]}, "rstrip"),
+        ({"added_tokens": [{"id": 900, "content": "z", "single_word": True}]}, "single_word"),
         ({"added_tokens": {"z": 1}}, "added_tokens"),
     ],
 )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from insitu.codec import gguf_vocabulary, tokenizer_json
 from insitu.codec.vocabulary import UnencodableText
 from insitu.refusal import Refusal
-from insitu.weights.errors import ModelFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,12 +33,7 @@ def load_tokenizer(source: TensorSource) -> Tokenizer:
     """The tokenizer of a model file or folder."""
     if source.format == "gguf":
         return Tokenizer(gguf_vocabulary.read_vocabulary(source.path, source.metadata))
-    raw = source.file(tokenizer_json.FILE)
-    if raw is None:
-        raise ModelFileError(source.path, tokenizer_json.FILE, "is missing")
-    vocabulary = tokenizer_json.read_vocabulary(
-        source.path, raw, source.file(tokenizer_json.CONFIG), _end_ids_file(source)
-    )
+    vocabulary = tokenizer_json.read_vocabulary(source.path, source.file, _end_ids_file(source))
     # A model's embedding often has more rows than there are tokens; those ids stand for nothing.
     return Tokenizer(vocabulary, source.metadata.integer("vocab_size", 0, minimum=0))
 
@@ -119,11 +113,17 @@ class Tokenizer:
         return 0 if self._vocabulary.is_lossy else -(-len(text) // self._longest)
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
-        """Ids of a text; with ``parse_special`` its added tokens are recognised."""
+        """Ids of a text; with ``parse_special`` its added tokens are recognised.
+
+        A beginning or end that the text spells itself is not put there again.
+        """
         ids = self.encode_typed(((text, parse_special),))
-        if not add_special_tokens:
-            return ids
-        return [*self._vocabulary.prefix_ids, *ids, *self._vocabulary.suffix_ids]
+        before, after = list(self._vocabulary.prefix_ids), list(self._vocabulary.suffix_ids)
+        if add_special_tokens and ids[: len(before)] != before:
+            ids = [*before, *ids]
+        if add_special_tokens and (not after or ids[-len(after) :] != after):
+            ids = [*ids, *after]
+        return ids
 
     def encode_typed(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """Ids of a prompt whose pieces are the template's (True) or the caller's (False).

@@ -1,101 +1,116 @@
-"""The vocabulary that a Hugging Face folder's tokenizer.json describes.
+"""The vocabulary that a Hugging Face folder's files describe.
 
-Not here: tokenizer_config.json's classes. Only byte-level BPE is read: each part of the file is
-understood or refused by name.
+Not here: how text is cut and merged (``tokenizer_parts``). Read beside tokenizer.json, where they
+are there: tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 
-Always true: what the library is given holds no added token, so it can never recognise one.
+Always true: a fault names the file and the place in it.
 """
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from insitu.codec.byte_map import missing_bytes
-from insitu.codec.pretokenizers import plain_encoder
-from insitu.codec.vocabulary import MergeFault, Vocabulary, build_bpe
-from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
+from insitu.codec.tokenizer_parts import FILE, TokenizerFile, build_engine
+from insitu.codec.vocabulary import Vocabulary, texts_among
+from insitu.weights.errors import ModelFileError, shown
 from insitu.weights.strict_json import parse_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+SPECIAL_MAP = "special_tokens_map.json"
+ADDED = "added_tokens.json"
 MAX_VOCABULARY = 4_000_000
-_NORMALIZERS = {"NFC"}
-_PRE_TOKENIZERS = {"ByteLevel", "Split", "Digits", "Sequence", "Punctuation"}
-_MODEL_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "type": ("BPE", None),
-    "dropout": (None,),
-    "continuing_subword_prefix": (None, ""),
-    "end_of_word_suffix": (None, ""),
-    "byte_fallback": (False, None),
-    "fuse_unk": (False, True, None),
-}
+_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+# Classes that put these tokens around a text themselves, whatever tokenizer.json says.
+_ADDING_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """An added token."""
+
+    content: str
+    token_id: int
+    is_special: bool
+    eats_before: bool
+    eats_after: bool
 
 
 def read_vocabulary(
-    path: Path, raw: bytes, config: bytes | None, ends: tuple[str, bytes | None]
+    path: Path, read: Callable[[str], bytes | None], ends: tuple[str, bytes | None]
 ) -> Vocabulary:
-    """The vocabulary of tokenizer.json and tokenizer_config.json; ``ends`` is the end ids' file."""
+    """The vocabulary of a folder whose files ``read`` gives; ``ends`` is the end ids' file."""
+
+    def values(name: str, raw: bytes | None) -> dict[str, Any]:
+        return {} if raw is None else parse_object(path, name, raw)
+
+    raw = read(FILE)
+    if raw is None:
+        raise ModelFileError(path, FILE, "is missing")
     where, ends_raw = ends
-    return _Reader(path, parse_object(path, FILE, raw)).read(
-        _object(path, CONFIG, config),
-        (f"{where} eos_token_id", _object(path, where, ends_raw).get("eos_token_id")),
-    )
-
-
-def _object(path: Path, name: str, raw: bytes | None) -> dict[str, Any]:
-    return {} if raw is None else parse_object(path, name, raw)
+    told = (f"{where} eos_token_id", values(where, ends_raw).get("eos_token_id"))
+    others = {name: values(name, read(name)) for name in (CONFIG, SPECIAL_MAP, ADDED)}
+    return _Reader(TokenizerFile(path, parse_object(path, FILE, raw)), others).read(told)
 
 
 class _Reader:
-    def __init__(self, path: Path, file: dict[str, Any]) -> None:
-        self._path = path
+    def __init__(self, file: TokenizerFile, others: dict[str, dict[str, Any]]) -> None:
         self._file = file
+        self._others = others
+        self._config = others[CONFIG]
 
-    def read(self, config: dict[str, Any], ends: tuple[str, Any]) -> Vocabulary:
-        model = self._model()
-        self._check_decoder()
-        vocabulary = self._ids(model)
-        added, control = self._added()
-        pieces = self._pieces(vocabulary, added)
-        normal = {token: i for token, i in vocabulary.items() if token not in added}
-        prefix_ids, suffix_ids = self._around(added)
-        texts = self._special_texts(config)
-        holes = frozenset(i for i, piece in enumerate(pieces) if not piece)
+    def read(self, ends: tuple[str, Any]) -> Vocabulary:
+        vocabulary = self._ids()
+        found = self._added()
+        whole = {token.content: token.token_id for token in found}
+        pieces = self._pieces(vocabulary, whole)
+        normal = {token: i for token, i in vocabulary.items() if token not in whole}
+        special = {token.content for token in found if token.is_special}
+        in_text = texts_among(whole.keys() - special)
+        added = {token: i for token, i in whole.items() if token not in in_text}
+        texts = self._special_texts()
+        engine = build_engine(self._file, normal, whole)
+        prefix_ids, suffix_ids = self._around(whole, texts)
         return Vocabulary(
             pieces=pieces,
             added=added,
-            control_ids=control,
-            padding_ids=holes,
-            end_ids=self._end_ids(ends, texts, {**normal, **added}, len(pieces)),
-            encode_plain=self._encoder(model, normal, added),
-            missing_bytes=missing_bytes(normal),
+            texts={token: whole[token] for token in in_text},
+            control_ids=frozenset(whole[token] for token in special),
+            padding_ids=frozenset(i for i, piece in enumerate(pieces) if not piece),
+            end_ids=self._end_ids(ends, texts, {**normal, **whole}, len(pieces)),
+            encode_plain=engine.encode_plain,
+            spell=engine.spell,
+            byte_of=engine.byte_of,
+            eats_before=frozenset(token.content for token in found if token.eats_before),
+            eats_after=frozenset(token.content for token in found if token.eats_after),
+            missing_bytes=engine.missing_bytes,
             prefix_ids=prefix_ids,
             suffix_ids=suffix_ids,
-            is_normalized=self._file.get("normalizer") is not None,
+            dummy_space=engine.dummy_space,
+            is_normalized=engine.is_normalized,
+            is_lossy=engine.is_lossy,
             special_texts=texts,
         )
 
-    def _model(self) -> dict[str, Any]:
-        model = self._file.get("model")
+    def _ids(self) -> dict[str, int]:
+        model = self._file.values.get("model")
         if not isinstance(model, dict):
             raise self._fault("model", "is not an object")
-        for key, allowed in _MODEL_DEFAULTS.items():
-            if model.get(key) not in allowed:
-                raise self._unsupported(f"model.{key}", model[key])
-        return model
-
-    def _check_decoder(self) -> None:
-        for step in self._steps(self._file.get("decoder"), "decoder", "decoders"):
-            if step.get("type") != "ByteLevel":
-                raise self._unsupported("decoder.type", step.get("type"))
-
-    def _ids(self, model: dict[str, Any]) -> dict[str, int]:
         vocabulary = model.get("vocab")
+        if isinstance(vocabulary, list):
+            vocabulary = self._listed(vocabulary)
         if not isinstance(vocabulary, dict) or not vocabulary:
             raise self._fault("model.vocab", "is not an object of tokens")
         for token, token_id in vocabulary.items():
@@ -104,31 +119,77 @@ class _Reader:
             raise self._fault("model.vocab", "gives one id to two tokens, or has an empty token")
         return vocabulary
 
+    def _listed(self, entries: list[Any]) -> dict[str, int]:
+        """A vocabulary of pieces with scores: ids are places in the list."""
+        for index, entry in enumerate(entries):
+            is_pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+            if not is_pair or type(entry[1]) not in {int, float}:
+                raise self._fault(f"model.vocab[{index}]", "is not a token with its score")
+        found = {entry[0]: index for index, entry in enumerate(entries)}
+        if len(found) != len(entries):
+            raise self._fault("model.vocab", "has a token twice")
+        return found
+
     def _check_id(self, where: str, token_id: object) -> None:
         if type(token_id) is not int or not 0 <= token_id < MAX_VOCABULARY:
             raise self._fault(where, f"must be an id from 0 to {MAX_VOCABULARY - 1}")
 
-    def _added(self) -> tuple[dict[str, int], frozenset[int]]:
-        entries = self._file.get("added_tokens") or []
+    def _added(self) -> list[_Added]:
+        entries = self._file.values.get("added_tokens") or []
         if not isinstance(entries, list):
             raise self._fault("added_tokens", "is not an array")
-        added: dict[str, int] = {}
-        control = set()
+        found: dict[str, _Added] = {}
         for index, entry in enumerate(entries):
             where = f"added_tokens[{index}]"
-            if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-                raise self._fault(where, "is not an added token")
-            content = entry["content"]
-            self._check_id(f"{where}.id", entry.get("id"))
-            if not content or content in added:
-                raise self._fault(where, f"{shown(content)} is empty or there twice")
-            for flag in ("single_word", "lstrip", "rstrip"):
-                if entry.get(flag):
-                    raise self._unsupported(f"{where}.{flag}", True)
-            added[content] = entry["id"]
-            if entry.get("special"):
-                control.add(entry["id"])
-        return added, frozenset(control)
+            token = self._added_token(
+                where, entry, entry.get("id") if isinstance(entry, dict) else 0
+            )
+            if token.content in found:
+                raise self._fault(where, f"{shown(token.content)} is there twice")
+            found[token.content] = token
+        ids = {token.token_id for token in found.values()}
+        for token in self._added_elsewhere():
+            if token.content not in found and token.token_id not in ids:
+                found[token.content] = token
+        also = self._also_special()
+        return [
+            token
+            if token.content not in also
+            else _Added(token.content, token.token_id, True, token.eats_before, token.eats_after)
+            for token in found.values()
+        ]
+
+    def _added_token(self, where: str, entry: Any, token_id: Any) -> _Added:
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            raise self._fault(where, "is not an added token")
+        self._check_id(f"{where}.id", token_id)
+        if not entry["content"]:
+            raise self._fault(where, "is empty")
+        if entry.get("single_word"):
+            raise self._file.unsupported(f"{where}.single_word", True)
+        eats = bool(entry.get("lstrip")), bool(entry.get("rstrip"))
+        return _Added(entry["content"], token_id, bool(entry.get("special")), *eats)
+
+    def _added_elsewhere(self) -> Iterator[_Added]:
+        """Tokens that only the other files know of."""
+        by_id = self._config.get("added_tokens_decoder")
+        for key, entry in by_id.items() if isinstance(by_id, dict) else ():
+            if key.isdecimal() and len(key) < 10:
+                yield self._added_token(f"({CONFIG}) added_tokens_decoder.{key}", entry, int(key))
+        for content, token_id in self._others[ADDED].items():
+            where = f"({ADDED}) {shown(content)}"
+            yield self._added_token(where, {"content": content, "special": False}, token_id)
+
+    def _also_special(self) -> set[str]:
+        """Spellings that the other files call special."""
+        found = set(self._special_texts().values()) - {""}
+        for name in (CONFIG, SPECIAL_MAP):
+            more = self._others[name].get("additional_special_tokens")
+            for token in more if isinstance(more, list) else ():
+                content = token.get("content") if isinstance(token, dict) else token
+                if isinstance(content, str):
+                    found.add(content)
+        return found
 
     def _pieces(self, vocabulary: dict[str, int], added: dict[str, int]) -> list[str]:
         pieces = [""] * (1 + max(*vocabulary.values(), *added.values(), 0))
@@ -142,130 +203,90 @@ class _Reader:
                 pieces[token_id] = token
         return pieces
 
-    def _around(self, added: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        steps = self._steps(self._file.get("post_processor"), "post_processor", "processors")
+    def _around(
+        self, added: dict[str, int], texts: dict[str, str]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
-        for step in steps:
-            if step.get("type") == "ByteLevel":
-                continue
-            if step.get("type") != "TemplateProcessing":
-                raise self._unsupported("post_processor.type", step.get("type"))
-            ids: list[list[int]] = [[], []]
-            has_text = 0
-            for item in step.get("single") or []:
-                if isinstance(item, dict) and "Sequence" in item:
-                    has_text += 1
-                    continue
-                token = item.get("SpecialToken") if isinstance(item, dict) else None
-                text = token.get("id") if isinstance(token, dict) else None
-                if not isinstance(text, str) or text not in added:
-                    raise self._fault("post_processor.single", "names what is no added token")
-                ids[has_text > 0].append(added[text])
-            if has_text != 1:
-                raise self._fault("post_processor.single", "must hold the text once")
+        for step in self._file.steps("post_processor", "processors"):
+            ids = self._around_one(step, added)
             before, after = (*ids[0], *before), (*after, *ids[1])
+        named = self._config.get("tokenizer_class")
+        if isinstance(named, str) and named.removesuffix("Fast") in _ADDING_CLASSES:
+            before = self._asked("add_bos_token", added.get(texts.get("bos_token", "")), before)
+            after = self._asked("add_eos_token", added.get(texts.get("eos_token", "")), after)
         return before, after
 
-    def _steps(self, part: Any, where: str, inner: str) -> list[dict[str, Any]]:
-        if part is None:
-            return []
-        steps = (
-            part.get(inner) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
-        )
-        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-            raise self._fault(where, "is not an object")
-        return steps
+    def _asked(self, flag: str, token_id: int | None, found: tuple[int, ...]) -> tuple[int, ...]:
+        is_wanted = self._config.get(flag)
+        if type(is_wanted) is not bool or token_id is None:
+            return found
+        return (token_id,) if is_wanted else ()
 
-    def _special_texts(self, config: dict[str, Any]) -> dict[str, str]:
+    def _around_one(
+        self, step: dict[str, Any], added: dict[str, int]
+    ) -> tuple[list[int], list[int]]:
+        kind = step.get("type")
+        if kind == "ByteLevel":
+            return [], []
+        if kind in {"BertProcessing", "RobertaProcessing"}:
+            return [self._named(step.get("cls"), added)], [self._named(step.get("sep"), added)]
+        if kind != "TemplateProcessing":
+            raise self._file.unsupported("post_processor.type", kind)
+        ids: tuple[list[int], list[int]] = ([], [])
+        has_text = 0
+        for item in step.get("single") or []:
+            if isinstance(item, dict) and "Sequence" in item:
+                has_text += 1
+                continue
+            token = item.get("SpecialToken") if isinstance(item, dict) else None
+            ids[has_text > 0].append(
+                self._named([token.get("id")] if isinstance(token, dict) else None, added)
+            )
+        if has_text != 1:
+            raise self._fault("post_processor.single", "must hold the text once")
+        return ids
+
+    def _named(self, token: Any, added: dict[str, int]) -> int:
+        text = token[0] if isinstance(token, list) and token else None
+        if not isinstance(text, str) or text not in added:
+            raise self._fault("post_processor", "names what is no added token")
+        return added[text]
+
+    def _special_texts(self) -> dict[str, str]:
         texts = {}
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-            value = config.get(name)
+        for name, source in _both(_NAMES, (SPECIAL_MAP, CONFIG)):
+            value = self._others[source].get(name)
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
                 texts[name] = value
             elif value is not None:
-                raise ModelFileError(self._path, f"{CONFIG} {name}", "is not a token")
+                raise ModelFileError(self._file.path, f"{source} {name}", "is not a token")
         return texts
 
     def _end_ids(
         self, told: tuple[str, Any], texts: dict[str, str], ids: dict[str, int], size: int
     ) -> frozenset[int]:
         where, ends = told
+        path = self._file.path
         listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
         for end in listed:
             if type(end) is not int or not 0 <= end < size:
-                raise ModelFileError(self._path, where, f"must be ids from 0 to {size - 1}")
+                raise ModelFileError(path, where, f"must be ids from 0 to {size - 1}")
         named = texts.get("eos_token")
         if named is not None:
             if named not in ids:
-                where = f"{CONFIG} eos_token"
-                raise ModelFileError(self._path, where, f"{shown(named)} is not a token")
+                raise ModelFileError(path, f"{CONFIG} eos_token", f"{shown(named)} is not a token")
             listed = [*listed, ids[named]]
         return frozenset(listed)
 
-    def _encoder(
-        self, model: dict[str, Any], normal: dict[str, int], added: dict[str, int]
-    ) -> Callable[[str, bool], list[int]]:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - slow to import
-
-        merges = self._merges(model)
-        normalizer, pre_tokenizer = self._normalizer(), self._pre_tokenizer()
-        shell = {
-            "version": "1.0",
-            "normalizer": normalizer,
-            "pre_tokenizer": pre_tokenizer,
-            "model": {"type": "BPE", "vocab": {}, "merges": []},
-        }
-        try:
-            tokenizer = Tokenizer.from_str(json.dumps(shell))
-        except Exception as error:
-            raise self._fault("pre_tokenizer", shown(str(error), 200)[1:-1]) from error
-        whole_words = bool(model.get("ignore_merges"))
-        try:
-            tokenizer.model = build_bpe(normal, merges, added, ignore_merges=whole_words)
-        except MergeFault as fault:
-            raise self._fault(f"model.merges[{fault.index}]", fault.reason) from fault
-        return plain_encoder(tokenizer)
-
-    def _merges(self, model: dict[str, Any]) -> list[tuple[str, str]]:
-        lines = model.get("merges")
-        if not isinstance(lines, list):
-            raise self._fault("model.merges", "is not an array")
-        merges = []
-        for index, line in enumerate(lines):
-            parts = line.split(" ") if isinstance(line, str) else line
-            if (
-                not isinstance(parts, list)
-                or len(parts) != 2
-                or not all(isinstance(part, str) and part for part in parts)
-            ):
-                raise self._fault(f"model.merges[{index}]", "is not two parts")
-            merges.append((parts[0], parts[1]))
-        return merges
-
-    def _normalizer(self) -> Any:
-        declared = self._file.get("normalizer")
-        for step in self._steps(declared, "normalizer", "normalizers"):
-            if step.get("type") not in _NORMALIZERS:
-                raise self._unsupported("normalizer.type", step.get("type"))
-        return declared
-
-    def _pre_tokenizer(self) -> Any:
-        declared = self._file.get("pre_tokenizer")
-        steps = self._steps(declared, "pre_tokenizer", "pretokenizers")
-        if not steps or steps[-1].get("type") != "ByteLevel":
-            raise self._unsupported("pre_tokenizer", "one that does not end with ByteLevel")
-        for step in steps:
-            if step.get("type") not in _PRE_TOKENIZERS:
-                raise self._unsupported("pre_tokenizer.type", step.get("type"))
-            if step.get("add_prefix_space") or step.get("behavior") == "Removed":
-                raise self._unsupported("pre_tokenizer", "one that adds or removes text")
-        return declared
-
     def _fault(self, where: str, message: str) -> ModelFileError:
-        return ModelFileError(self._path, f"{FILE} {where}", message)
+        return self._file.fault(where, message)
 
-    def _unsupported(self, where: str, value: object) -> UnsupportedModelError:
-        message = f"{shown(str(value))} is not supported"
-        return UnsupportedModelError(self._path, f"{FILE} {where}", message)
+
+def _both(names: Iterable[str], sources: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each name with each source: a later source's word stands."""
+    listed = list(names)
+    for source in sources:
+        for name in listed:
+            yield name, source

@@ -305,13 +305,14 @@ class ModelCard:
 class Tokenized:
     """Ids of a prompt and, for a chat, the text its template rendered.
 
-    ``is_thinking``: the prompt ends where the model is to reason.
+    ``is_thinking``: the prompt ends where the model is to reason; False: where it is not to; None:
+    where it may.
     """
 
     token_ids: tuple[int, ...]
     prompt_text: str | None = None
     warnings: tuple[str, ...] = ()
-    is_thinking: bool = False
+    is_thinking: bool | None = None
 
 
 class Generator(Protocol):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 from insitu.sampling_params import SamplingParams
-from insitu.types import Message, ToolCall
+from insitu.types import Guide, Message, Reasoning, ToolCall, ToolChoice
 
 _MESSAGE_KEYS = tuple(field.name for field in fields(Message))
 
@@ -84,6 +84,20 @@ def _tool_call(given: Any) -> ToolCall:
     if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(arguments, str)):
         raise TypeError("a tool call's id, name and arguments are texts")
     return ToolCall(call_id, name, arguments)
+
+
+class ChatWords(TypedDict, total=False):
+    """What a chat may be given beside messages."""
+
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: ToolChoice
+    guide: Guide | None
+    reasoning: Reasoning
+
+
+def chat_words(words: ChatWords) -> dict[str, Any]:
+    """The same, as fields of a ``Request``."""
+    return {**words, "tools": mappings_of(words.get("tools", ()))}
 
 
 def mappings_of(tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:

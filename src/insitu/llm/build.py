@@ -99,7 +99,7 @@ def build(
         vocab_size=model.spec.vocab_size,
         max_model_len=made.max_model_len,
         sampling_defaults=made.sampling_defaults,
-        guiding=guiding_of(tokenizer, template, answering),
+        guiding=guiding_of(tokenizer, template, model.spec.vocab_size, answering),
     )
     has_prefix_cache = wanted.prefix_caching == "on"
     return TextGenerator(loop, preparer, lambda: card, made, has_prefix_cache=has_prefix_cache)

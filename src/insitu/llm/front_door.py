@@ -13,10 +13,10 @@ import itertools
 import queue
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from insitu.engine.plan import Wanted
-from insitu.llm.arguments import mappings_of, messages_of, params_of_each, prompts_of
+from insitu.llm.arguments import ChatWords, chat_words, messages_of, params_of_each, prompts_of
 from insitu.llm.build import build
 from insitu.types import Delta, FinishReason, ReasoningFinish, Request, ToolCall, joined_calls
 from insitu.weights.catalogue import SHIPPED
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from insitu.engine.sequence import Output
     from insitu.sampling_params import SamplingParams
-    from insitu.types import Message, ModelCard, Prepared, TokenLogprob, Usage
+    from insitu.types import Guide, Message, ModelCard, Prepared, TokenLogprob, Usage
 
 _SETTINGS = frozenset(field.name for field in fields(Wanted))
 # A program that asks for many answers at once waits for them: nobody else is in its queue.
@@ -83,9 +83,11 @@ class LLM:
         *,
         add_special_tokens: bool = True,
         parse_special: bool = False,
+        guide: Guide | None = None,
     ) -> list[Completion]:
         """Continue prompts (texts, or token ids), with one set of params for all or one each.
 
+        What is made matches ``guide``, unless ``max_tokens`` cuts it.
         In the order of the prompts, and for each in the order of its ``n`` choices.
         """
         texts = prompts_of(prompts)
@@ -98,6 +100,7 @@ class LLM:
                 add_special_tokens=add_special_tokens,
                 parse_special=parse_special,
                 sampling=one,
+                guide=guide,
             )
             for text, one in zip(texts, each, strict=True)
         ]
@@ -108,8 +111,8 @@ class LLM:
         messages: Sequence[Message | Mapping[str, Any]],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
         template_kwargs: Mapping[str, Any] | None = None,
+        **words: Unpack[ChatWords],
     ) -> Completion:
         """Answer a chat, once; messages are ``Message`` or mappings with role and content."""
         (sampling,) = params_of_each(params, 1)
@@ -119,9 +122,9 @@ class LLM:
             request_id=self._next_id(),
             model="default",
             messages=messages_of(messages),
-            tools=mappings_of(tools),
             template_kwargs=template_kwargs or {},
             sampling=sampling,
+            **chat_words(words),
         )
         return self._run([request])[0]
 

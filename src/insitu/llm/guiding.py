@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec import reasoning, tools
 from insitu.codec.answer_text import Speech
+from insitu.codec.thinking import ThinkingConstraint
+from insitu.llm.grammars import Grammars
 from insitu.llm.speaking import functions_of, speech_of
 from insitu.refusal import Refusal
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from insitu.codec.chat import ChatTemplate
     from insitu.codec.tokenizer import Tokenizer
-    from insitu.types import Request
+    from insitu.types import Request, TokenConstraint
 
 # Tokens of reasoning that an effort stands for, where nothing else says how many; high: no limit.
 EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 1024, "medium": 8192}
@@ -42,15 +44,19 @@ class Answering:
 DEFAULT_ANSWERING = Answering()
 
 
-def guiding_of(tokenizer: Tokenizer, template: ChatTemplate, answering: Answering) -> Guiding:
+def guiding_of(
+    tokenizer: Tokenizer, template: ChatTemplate, num_ids: int, answering: Answering
+) -> Guiding:
     """What guides the answers of a model."""
     signs, written = reasoning.signs_of(template.source), tools.format_of(template.source)
     if answering.reasoning_parser != "auto":
         signs = reasoning.signs_named(answering.reasoning_parser)
     if answering.tool_parser != "auto":
         written = tools.format_named(answering.tool_parser)
+    speech = speech_of(tokenizer, signs, written)
     return Guiding(
-        speech_of(tokenizer, signs, written),
+        speech,
+        Grammars(tokenizer, num_ids, speech, template.source),
         answering.default_reasoning_tokens,
         answering.max_reasoning_tokens,
     )
@@ -61,13 +67,14 @@ class Guiding:
     """Knows how the model speaks, and the server's own limits on reasoning."""
 
     speech: Speech = field(default_factory=Speech)
+    grammars: Grammars | None = None
     default_reasoning_tokens: int | None = None
     most_reasoning_tokens: int | None = None
 
     def require(self, request: Request) -> None:
         """Refuse what this model cannot do."""
         self._require_tools(request)
-        _require_free(request)
+        _require_end(request)
         effort, most = request.reasoning.effort, self.most_reasoning_tokens
         if effort not in {None, "none"} and self.speech.signs is None:
             message = "This model does not reason: its chat template has no signs of it."
@@ -110,10 +117,25 @@ class Guiding:
             kwargs.setdefault("enable_thinking", False)
         return kwargs
 
-    def is_thinking(self, pieces: Sequence[tuple[str, bool]]) -> bool:
-        """Whether a rendered prompt ends where the model is to reason."""
+    def is_thinking(self, pieces: Sequence[tuple[str, bool]]) -> bool | None:
+        """Whether a rendered prompt ends where the model is to reason, is not to, or may."""
         signs = self.speech.signs
-        return signs is not None and reasoning.is_open(signs, pieces)
+        if signs is None or reasoning.is_closed(signs, pieces):
+            return False
+        return True if reasoning.is_open(signs, pieces) else None
+
+    def constraint(self, request: Request, *, is_thinking: bool | None) -> TokenConstraint | None:
+        """What narrows the tokens of an answer; None: nothing."""
+        if self.grammars is None:
+            return None
+        inner = self.grammars.of(request)
+        words, most = self.grammars.words, self.max_reasoning_tokens(request)
+        may_think = request.messages is not None and is_thinking is not False
+        if words is None or not may_think or (inner is None and most is None):
+            return inner
+        return ThinkingConstraint.begin(
+            words, is_thinking=bool(is_thinking), max_tokens=most, inner=inner
+        )
 
     def max_reasoning_tokens(self, request: Request) -> int | None:
         """How many tokens an answer may reason; None: as many as it likes."""
@@ -129,13 +151,11 @@ class Guiding:
         return min(limits, default=None)
 
 
-def _require_free(request: Request) -> None:
-    """Nothing narrows yet what may be sampled."""
-    for param, is_asked in (
-        ("tool_choice", request.tool_choice.mode == "required"),
-        ("max_reasoning_tokens", request.reasoning.max_tokens is not None),
-        ("reasoning_effort", request.reasoning.effort is not None),
-    ):
-        if is_asked:
-            message = f"{param} is not supported here."
-            raise Refusal(message, param=param, code="unsupported_parameter")
+def _require_end(request: Request) -> None:
+    """What an answer must match also says where it ends."""
+    if not request.sampling.ignore_eos:
+        return
+    if request.guide is not None or request.tool_choice.mode == "required":
+        where = "tool_choice" if request.guide is None else request.guide.param
+        message = f"ignore_eos cannot be used with {where}: an answer that matches has to end."
+        raise Refusal(message, param="ignore_eos", code="invalid_value")

@@ -51,8 +51,9 @@ class Preparer:
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
             prompt_text=tokenized.prompt_text,
             warnings=tokenized.warnings,
-            is_thinking=tokenized.is_thinking,
+            is_thinking=bool(tokenized.is_thinking),
             max_reasoning_tokens=self.guiding.max_reasoning_tokens(request),
+            constraint=self.guiding.constraint(request, is_thinking=tokenized.is_thinking),
         )
 
     def tokenize(self, request: Request) -> Tokenized:

@@ -82,10 +82,16 @@ def reader_of(
     calls = None
     if tools and speech.format is not None:
         new_id = partial(_call_id, prepared, index, speech.format.id_chars)
-        calls = Calls(tools, new_id, None if request.tool_choice.is_parallel else 1)
+        calls = Calls(tools, new_id, _most_calls(request))
     return AnswerText(
         tokenizer, speech, request.sampling.stop, is_thinking=prepared.is_thinking, calls=calls
     )
+
+
+def _most_calls(request: Request) -> int | None:
+    """A tool that is named is called once."""
+    choice = request.tool_choice
+    return None if choice.is_parallel and choice.name is None else 1
 
 
 def _call_id(prepared: Prepared, index: int, num_chars: int, call: int) -> str:

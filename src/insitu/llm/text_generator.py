@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from insitu.engine.sequence import Output, Prompt
 from insitu.llm.answer import Answers
 from insitu.refusal import RequestFailed, request_timed_out
-from insitu.types import Caller
+from insitu.types import Caller, ToolChoice
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -186,7 +186,7 @@ class TextGenerator:
             num_choices=sampling.n,
             cache_salt=salt,
             # What lies beyond a stop string, or the only call, is nobody's.
-            shares_output=not sampling.stop and request.tool_choice.is_parallel,
+            shares_output=not sampling.stop and request.tool_choice == ToolChoice(),
             priority=request.priority,
         )
 

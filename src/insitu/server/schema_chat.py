@@ -15,6 +15,7 @@ from insitu.refusal import Refusal
 from insitu.sampling_params import SamplingParams
 from insitu.server.body import MAX_DEPTH
 from insitu.server.schema import Neutral, Wire
+from insitu.server.schema_guides import GuideFields, ResponseFormat
 from insitu.server.schema_sampling import NewTokens, Nothing, OnlyFalse, SamplingFields, requires
 from insitu.server.schema_tools import ToolFields
 from insitu.types import (
@@ -179,13 +180,7 @@ class ChatFields(Wire):
         }
 
 
-class TextFormat(Wire):
-    """Plain text, the only form of answer."""
-
-    type: Literal["text"]
-
-
-class ChatCompletionRequest(SamplingFields, ChatFields, ToolFields):
+class ChatCompletionRequest(SamplingFields, ChatFields, ToolFields, GuideFields):
     """A chat to be continued by one answer."""
 
     model_config = ConfigDict(
@@ -214,7 +209,7 @@ class ChatCompletionRequest(SamplingFields, ChatFields, ToolFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Annotated[Literal["in_memory"] | None, Neutral('"in_memory"')] = None
-    response_format: Annotated[TextFormat | None, Neutral('{"type": "text"}')] = None
+    response_format: ResponseFormat | None = None
     modalities: Annotated[
         Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None,
         Neutral('["text"]'),
@@ -257,6 +252,7 @@ class ChatCompletionRequest(SamplingFields, ChatFields, ToolFields):
             timeout_s=self.timeout,
             **self.chat_words(),
             **self.tool_words(),
+            guide=self.guide(self.response_format),
         )
 
 

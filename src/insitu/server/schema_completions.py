@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from insitu.refusal import Refusal
 from insitu.sampling_params import SamplingParams
 from insitu.server.schema import LIMIT, MAX_ID, Neutral
+from insitu.server.schema_guides import GuideFields
 from insitu.server.schema_sampling import (
     NewTokens,
     Nothing,
@@ -68,7 +69,7 @@ _ONE_OF_ONE: dict[str, Any] = {
 }
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, GuideFields):
     """A text to be continued."""
 
     model_config = ConfigDict(
@@ -104,6 +105,7 @@ class CompletionRequest(SamplingFields):
             add_special_tokens=True if special is None else special,
             parse_special=bool(self.parse_special),
             sampling=self.sampling(max_tokens, self.logprobs),
+            guide=self.guide(),
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
             timeout_s=self.timeout,

@@ -1,0 +1,273 @@
+"""Grammars as constraints on tokens: compiled from what a request gives, within limits.
+
+Grammars are compiled and matched by ``llguidance``. Not here: grammars of tool calls
+(``call_grammar``), when one begins (``thinking``).
+
+Always true: what cannot be compiled in time and size is a ``Refusal`` that names the field and the
+reason, before anything runs; a string of a grammar is spelt with ordinary tokens, never with the
+model's own signs; an answer may end only where the grammar is satisfied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from insitu.refusal import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from llguidance import LLMatcher, LLTokenizer
+
+    from insitu.codec.tokenizer import Tokenizer
+    from insitu.types import Guide
+
+MAX_GUIDE_BYTES = 256 * 2**10
+MAX_DEPTH = 64
+COMPILE_TIMEOUT_S = 5.0
+_NUM_WORKERS = 2
+_MAX_KEPT = 64
+# Its reader holds the interpreter.
+_MAX_GBNF_CHARS = 32_768
+_MAX_REASON_CHARS = 400
+# Runs of space are no answer: a space, or a line and its indent. Escapes are all that JSON knows.
+JSON_OPTIONS = {
+    "json_allow_general_unicode_escapes": True,
+    "whitespace_pattern": r"( |\n[ \t]{0,32})",
+}
+
+
+class GrammarFailed(Exception):
+    """A grammar that could not go on: it grew beyond the limits, or was given another token."""
+
+
+class GrammarConstraint:
+    """What the whole of an answer must match; then it ends."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def fill_mask(self, out: memoryview) -> bool:
+        """One bit per token that may come next."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(out))
+        self._matcher.unsafe_compute_mask_ptr(address, out.nbytes)
+        self._check()
+        return True
+
+    def advance(self, token_id: int) -> None:
+        """Take in one token."""
+        if not self._matcher.consume_token(token_id):
+            raise GrammarFailed(self._matcher.get_error()[:_MAX_REASON_CHARS])
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last tokens."""
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+            self._check()
+
+    def fork(self) -> GrammarConstraint:
+        """A copy in the same state."""
+        return GrammarConstraint(self._matcher.deep_copy())
+
+    def forced(self) -> Sequence[int]:
+        """Nothing: a text that must come can be spelt in several ways."""
+        return ()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(self._matcher.get_error()[:_MAX_REASON_CHARS])
+
+
+class GrammarCompiler:
+    """Compiles for one vocabulary of ``num_ids`` ids; any thread may call."""
+
+    def __init__(self, tokenizer: Tokenizer, num_ids: int) -> None:
+        self._tokenizer = tokenizer
+        self._num_ids = num_ids
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415 - slow to import
+
+        words = TokenizerWrapper(_Words(self._tokenizer, self._num_ids))
+        end_ids = sorted(one for one in self._tokenizer.end_ids if one < self._num_ids)
+        return LLTokenizer(words, n_vocab=self._num_ids, eos_token=end_ids)
+
+    @cached_property
+    def _workers(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="insitu-grammar")
+
+    def compile(self, grammar: str, param: str) -> GrammarConstraint:
+        """A constraint in its first state, of a grammar as ``lark_of`` or ``json_grammar`` give."""
+        with self._lock:
+            kept = self._kept.get(grammar)
+            if kept is not None:
+                self._kept.move_to_end(grammar)
+                return GrammarConstraint(kept.deep_copy())
+            vocabulary, workers = self._vocabulary, self._workers
+        compiling = workers.submit(_compiled, vocabulary, grammar)
+        try:
+            matcher = compiling.result(COMPILE_TIMEOUT_S)
+        except TimeoutError:
+            message = f"{param} takes longer than {COMPILE_TIMEOUT_S:g} s to compile."
+            raise Refusal(message, param=param, code="grammar_too_complex") from None
+        except GrammarFailed as error:
+            message = f"{param} cannot be compiled: {error}"
+            raise Refusal(message, param=param, code="invalid_grammar") from error
+        with self._lock:
+            self._kept[grammar] = matcher
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        return GrammarConstraint(matcher.deep_copy())
+
+
+def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher whose first mask is known; it allows something."""
+    from llguidance import LLMatcher  # noqa: PLC0415 - slow to import
+
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarFailed(_reason(matcher.get_error()))
+    if not any(mask):
+        raise GrammarFailed("nothing matches it.")
+    return matcher
+
+
+def _reason(error: str) -> str:
+    """What was wrong, without the text it was wrong in."""
+    lines = error.strip().split("\n")
+    why = next((one.removeprefix("error: ") for one in lines if one.startswith("error: ")), "")
+    return f"{lines[0]} {why}".strip()[:_MAX_REASON_CHARS]
+
+
+class _Words:
+    """A vocabulary as ``llguidance`` wants it: bytes of every token, control tokens named apart."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, num_ids: int) -> None:
+        known = range(min(tokenizer.vocab_size, num_ids))
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(one) for one in known]
+        self.tokens += [b""] * (num_ids - len(known))
+        self.special_token_ids = [one for one in known if tokenizer.is_control(one)]
+        self.eos_token_id = min(tokenizer.end_ids, default=0)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Ids of a text."""
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+
+
+def grammar_of(guide: Guide) -> str:
+    """A guide in the form that the compiler takes."""
+    _require_size(guide)
+    from llguidance import LLMatcher  # noqa: PLC0415 - slow to import
+
+    if guide.kind in ("json_schema", "json_object"):
+        return LLMatcher.grammar_from_json_schema(schema_of(guide))
+    if guide.kind == "regex":
+        return LLMatcher.grammar_from_regex(_regex(guide))
+    if guide.kind == "choice":
+        return LLMatcher.grammar_from_lark(f"start: {_choice(guide)}")
+    return LLMatcher.grammar_from_lark(_lark(guide))
+
+
+def lark_of(rules: Sequence[str]) -> str:
+    """Rules as a grammar."""
+    return "\n".join(("%llguidance {}", *rules))
+
+
+def expression_of(guide: Guide) -> str | None:
+    """A guide as an expression within a Lark grammar; None where it is a grammar of its own."""
+    _require_size(guide)
+    if guide.kind in ("json_schema", "json_object"):
+        return f"%json {json.dumps(schema_of(guide))}"
+    if guide.kind == "regex":
+        return f"/{_regex(guide).replace('/', chr(92) + '/')}/"
+    return _choice(guide) if guide.kind == "choice" else None
+
+
+def schema_of(guide: Guide) -> dict[str, Any]:
+    """A JSON schema with our options; ``json_object`` is any object."""
+    schema = {"type": "object"} if guide.kind == "json_object" else guide.value
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise _refused(guide, "is not a JSON schema: an object is wanted")
+    return {**schema, "x-guidance": JSON_OPTIONS}
+
+
+def _regex(guide: Guide) -> str:
+    if not isinstance(guide.value, str):
+        raise _refused(guide, "is not a regular expression's text")
+    return guide.value
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _choice(guide: Guide) -> str:
+    if not guide.value or not all(isinstance(one, str) and one for one in guide.value):
+        raise _refused(guide, "must be one or more texts that are not empty")
+    return " | ".join(literal(one) for one in guide.value)
+
+
+def _lark(guide: Guide) -> str:
+    text = guide.value
+    if not isinstance(text, str):
+        raise _refused(guide, "is not a grammar's text")
+    if guide.kind == "lark":
+        return text
+    if len(text) > _MAX_GBNF_CHARS:
+        raise _refused(guide, f"has {len(text)} characters; at most {_MAX_GBNF_CHARS} are read")
+    from llguidance import gbnf_to_lark  # noqa: PLC0415 - slow to import
+
+    try:
+        converted: str = gbnf_to_lark.gbnf_to_lark(text)
+    except Exception as error:
+        raise _refused(guide, f"is no GBNF: {_reason(str(error))}") from error
+    return converted
+
+
+def _require_size(guide: Guide) -> None:
+    try:
+        size = len(json.dumps(guide.value, ensure_ascii=False).encode(errors="replace"))
+    except (TypeError, ValueError, RecursionError):
+        raise _refused(guide, "is not JSON") from None
+    if size > MAX_GUIDE_BYTES:
+        raise _refused(guide, f"has {size} bytes; at most {MAX_GUIDE_BYTES} are compiled")
+    if depth_of(guide.value) > MAX_DEPTH:
+        raise _refused(guide, f"is nested deeper than {MAX_DEPTH}")
+
+
+def depth_of(value: Any) -> int:
+    """How deep a value is nested, up to one beyond what is allowed."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH + 1:
+        depth += 1
+        level = [below for one in level for below in _below(one)]
+    return depth - 1
+
+
+def _below(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _refused(guide: Guide, why: str) -> Refusal:
+    message = f"{guide.param} {why}."
+    return Refusal(message, param=guide.param, code="invalid_grammar")

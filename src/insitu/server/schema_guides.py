@@ -92,7 +92,7 @@ class GuideFields(Wire):
         guides = [one for one in given if one is not None]
         if len(guides) > 1:
             message = f"{guides[0].param} and {guides[1].param} cannot both be given."
-            raise Refusal(message, param=guides[1].param, code="invalid_value")
+            raise Refusal(message, param=guides[1].param, code="conflicting_fields")
         return guides[0] if guides else None
 
 

@@ -1,5 +1,5 @@
 """The codec room: text to ids and back, and conversations to typed prompts.
 
 Owns: tokenizers, the incremental detokenizer, chat templates; reasoning and calls in answers;
-grammars. May import: weights, types; never engine. Read first: chat.py, tokenizer.py, answer_text.py.
+grammars. May import: weights, types; never engine. Read first: chat.py, then answer_text.py.
 """

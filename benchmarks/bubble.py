@@ -75,8 +75,8 @@ def main() -> None:
             native_ms = statistics.median(one for _, one in found)
             bubble_ms = statistics.median(one - other for one, other in found)
             sys.stdout.write(
-                f"batch {batch:<3} {'ahead' if runs_ahead else 'in turn':<8} step {step_ms:.3f} ms, "
-                f"native {native_ms:.3f} ms, "
+                f"batch {batch:<3} {'ahead' if runs_ahead else 'in turn':<8} "
+                f"step {step_ms:.3f} ms, native {native_ms:.3f} ms, "
                 f"between {bubble_ms * 1e3:.0f} us ({bubble_ms / step_ms:.1%})\n"
             )
     engine.runner.close()

@@ -28,6 +28,7 @@ class Load:
     aborts: dict[int, list[tuple[str, int | None]]]
     forgets: dict[int, bytes]
     preempts: dict[int, int]
+    pauses: dict[int, int]
     throws: set[int]
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     ended: set[tuple[str, int]] = field(default_factory=set)
@@ -62,9 +63,18 @@ class Load:
                 self.aborted |= {(name, one) for one in choices} - self.ended
         if step in self.forgets:
             self.engine.forget(self.forgets[step])
+        self._mishaps(step)
+
+    def _mishaps(self, step: int) -> None:
         running = self.engine.scheduler.running
         if step in self.preempts and running:
             self.engine.scheduler.preempt(running[self.preempts[step] % len(running)])
+        if step in self.pauses:
+            self.engine.pause(f"r{self.pauses[step]}", True)
+        if step % 20 == 0:
+            for prompts in self.prompts.values():
+                for prompt in prompts:
+                    self.engine.pause(prompt.request_id, False)
         if step in self.throws:
             self.runner.fail_next = ValueError("an accident")
 
@@ -120,6 +130,7 @@ def prompt_of(  # noqa: PLR0917
     ),
     forgets=st.dictionaries(st.integers(0, 40), st.sampled_from([b"one", b"two"])),
     preempts=st.dictionaries(st.integers(0, 40), st.integers(0, 5)),
+    pauses=st.dictionaries(st.integers(0, 40), st.integers(0, 11)),
     throws=st.sets(st.integers(0, 40), max_size=3),
     runs_ahead=st.booleans(),
 )
@@ -132,13 +143,14 @@ def test_any_load_ends_once_each_without_leaks(  # noqa: PLR0917
     aborts: dict[tuple[int, int | None], int],
     forgets: dict[int, bytes],
     preempts: dict[int, int],
+    pauses: dict[int, int],
     throws: set[int],
     runs_ahead: bool,
 ) -> None:
     engine, runner = make_engine(
         num_blocks, max_num_seqs, tokens, tokens + 5, rows, runs_ahead=runs_ahead
     )
-    load = Load(engine, runner, {}, {}, forgets, preempts, throws)
+    load = Load(engine, runner, {}, {}, forgets, preempts, pauses, throws)
     prompts = []
     for index, (shape, arrival) in enumerate(requests):
         prompts.append(prompt_of(f"r{index}", *shape))

@@ -106,6 +106,15 @@ class Engine:
             self._sequences.pop(request_id, None)
         return bool(wanted)
 
+    def pause(self, request_id: str, is_paused: bool) -> None:
+        """Let a request's choices wait, holding no blocks, or let them go on."""
+        for sequence in self._sequences.get(request_id, {}).values():
+            if is_paused:
+                self.scheduler.pause(sequence)
+            else:
+                sequence.is_paused = False
+        self._do_chores()
+
     def forget(self, salt: bytes) -> None:
         """Wipe what was kept for prompts whose salt begins so; what still runs, when it ends."""
         self.scheduler.forget(salt)

@@ -98,6 +98,7 @@ class EngineLoop:
         # What the engine is to let go of, and since when: whole requests (None) or single choices.
         self._aborted: dict[tuple[str, int | None], float] = {}
         self._forgotten: set[bytes] = set()
+        self._pauses: dict[str, bool] = {}
         self._open: dict[str, _Open] = {}
         self._is_draining = False
         self._is_stopping = False
@@ -155,6 +156,16 @@ class EngineLoop:
             if not opened.left:
                 del self._open[request_id]
             self._let_go(request_id, choice)
+
+    def pause(self, request_id: str, is_paused: bool = True) -> None:
+        """Make no tokens of a request, which holds no blocks meanwhile, or go on with it.
+
+        What a step under way makes of it still comes. Unknown ids are ignored.
+        """
+        with self._wake:
+            if request_id in self._open:
+                self._pauses[request_id] = is_paused
+                self._wake.notify_all()
 
     def forget(self, salt: bytes) -> None:
         """Wipe the blocks kept for prompts of a salt, before the next step; blocks until done."""
@@ -222,9 +233,12 @@ class EngineLoop:
             self._watchdog.begin()
             submitted, aborted = list(self._submitted), dict(self._aborted)
             forgotten = list(self._forgotten)
+            pauses, self._pauses = self._pauses, {}
             self._submitted.clear()
         for opened in submitted:
             self._engine.add(opened.prompt, opened.submitted_s)
+        for request_id, is_paused in pauses.items():
+            self._engine.pause(request_id, is_paused)
         for (request_id, choice), asked_s in aborted.items():
             self._engine.abort(request_id, choice)
             self._engine.stats.observe("cancel_seconds", time.perf_counter() - asked_s)
@@ -239,7 +253,7 @@ class EngineLoop:
         return True
 
     def _has_something(self) -> bool:
-        asked = self._submitted or self._aborted or self._forgotten
+        asked = self._submitted or self._aborted or self._forgotten or self._pauses
         return bool(asked or self._engine.has_work or self._is_stopping)
 
     def _deliver(self, outputs: list[Output]) -> None:

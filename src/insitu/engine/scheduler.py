@@ -77,7 +77,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.running or self.waiting)
+        return bool(self.running) or not all(one.is_paused for one in self.waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that ``require_fit`` let through."""
@@ -105,6 +105,12 @@ class Scheduler:
             if owner is not None and owner.startswith(salt):
                 sequence.hashes = None
                 sequence.is_forgotten = True
+
+    def pause(self, sequence: Sequence) -> None:
+        """Let a sequence wait until it is resumed, its blocks given back."""
+        sequence.is_paused = True
+        if sequence in self.running:
+            self.preempt(sequence)
 
     def schedule(self) -> list[Scheduled]:
         """Let in whom there is room for, then share the next step out in order."""
@@ -320,8 +326,8 @@ def _order(sequence: Sequence) -> tuple[bool, int, int]:
 
 
 def _is_ready(sequence: Sequence) -> bool:
-    """Whether its own tokens and what it would take over of its leader are there."""
-    if sequence.num_coming_tokens:
+    """Whether it may run: its own tokens are there, and what it would take over."""
+    if sequence.num_coming_tokens or sequence.is_paused:
         return False
     leader = sequence.leader
     return leader is None or leader.has_ended or leader.has_computed_prompt

@@ -104,6 +104,8 @@ class Sequence:
     num_preemptions: int = 0
     num_overtaken: int = 0
     has_ended: bool = False
+    # Nobody takes its tokens: it waits, without blocks, until somebody does.
+    is_paused: bool = False
     is_forgotten: bool = False
     constraint: TokenConstraint | None = None
 

@@ -14,11 +14,13 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
 from insitu.engine.sequence import Output, Prompt
 from insitu.llm.answer import Answers
+from insitu.llm.inbox import Inbox
 from insitu.refusal import RequestFailed, request_timed_out
 from insitu.types import Caller, ToolChoice
 
@@ -59,7 +61,7 @@ class TextGenerator:
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="insitu-prepare")
         # The engine's thread keeps the loop alive: what nobody can ask any more is closed.
         weakref.finalize(self, loop.close).atexit = False
-        self._inboxes: dict[str, asyncio.Queue[Output]] = {}
+        self._inboxes: dict[str, Inbox] = {}
 
     async def prepare(self, request: Request) -> Prepared:
         """Turn a request into ids, or raise ``Refusal``."""
@@ -75,10 +77,10 @@ class TextGenerator:
     async def stream(self, prepared: Prepared, caller: Caller) -> AsyncIterator[Delta]:
         """Yield deltas until every choice finished; closing the iterator aborts the request."""
         request_id, timeout_s = prepared.request.request_id, prepared.request.timeout_s
-        inbox: asyncio.Queue[Output] = asyncio.Queue()
+        inbox = Inbox(partial(self._loop.pause, request_id))
         answers = self.answers(prepared)
         event_loop = asyncio.get_running_loop()
-        self.submit(prepared, inbox.put_nowait, event_loop, caller)
+        self.submit(prepared, inbox.put, event_loop, caller)
         self._inboxes[request_id] = inbox
         timer = None
         if timeout_s is not None:
@@ -157,7 +159,7 @@ class TextGenerator:
     def _fail(self, request_id: str, error: Exception) -> None:
         inbox = self._inboxes.get(request_id)
         if inbox is not None:
-            inbox.put_nowait(Output(request_id, error=error))
+            inbox.put(Output(request_id, error=error))
 
     async def _off_loop(self, function: Callable[[T], R], argument: T) -> R:
         running = asyncio.get_running_loop()

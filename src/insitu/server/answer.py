@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -50,6 +51,7 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     record.generation_id = asked.request_id
     _admit(request, asked)
     asked = _timed(asked, service.options.request_timeout_s)
+    record.timeout_s = asked.timeout_s
     try:
         prepared = await service.generator.prepare(asked)
     except Refusal as refusal:
@@ -127,9 +129,12 @@ async def send_deltas(
 
 async def _collect(feed: Feed, record: Record, shape: Shape) -> dict[str, Any]:
     deltas: list[Delta] = []
+
+    async def take(delta: Delta) -> None:
+        deltas.append(delta)
+
     try:
-        async for batch in feed.batches():
-            deltas.extend(batch)
+        await feed.hand_on(take)
     finally:
         await feed.close()
     _require_finish(record)
@@ -152,7 +157,7 @@ def _usage(record: Record) -> Usage:
 
 
 class EventStream(Response):
-    """An answer as server-sent events; deltas that are ready together go out in one write."""
+    """An answer as server-sent events."""
 
     def __init__(self, feed: Feed, record: Record, shape: Shape) -> None:
         self.status_code = 200
@@ -198,11 +203,13 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await self._write(send, self._shape.opening())
-        async for batch in self._feed.batches():
-            await self._write(send, (one for delta in batch for one in self._shape.chunks(delta)))
+        await self._feed.hand_on(partial(self._write_delta, send))
         _require_finish(self._record)
         usage = _usage(self._record)
         await self._write(send, self._shape.closing(usage), is_last=True)
+
+    async def _write_delta(self, send: Send, delta: Delta) -> None:
+        await self._write(send, self._shape.chunks(delta))
 
     async def _write(
         self, send: Send, chunks: Iterable[dict[str, Any]], *, is_last: bool = False

@@ -28,10 +28,12 @@ class ShuttingDown(Exception):
     """The grace time of a drain ended before the answer did."""
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def json_bytes(value: Any) -> bytes:
     """Write compact JSON. NaN and infinities are our mistake, and raise."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 def clip(text: str, limit: int = MAX_ECHO) -> str:

@@ -1,7 +1,8 @@
 """Deltas of one request as they come, with everything that can end them.
 
 Not here: their form on the wire (``answer``). Always true: the generator's iterator is closed
-exactly once, which aborts what still runs; what was ready together is handed on together.
+exactly once, which aborts what still runs; a delta is taken from it once the one before was taken
+on, so that what a client does not read is not made either.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from insitu.refusal import request_timed_out
 from insitu.server.errors import ClientGone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from starlette.types import Receive
 
@@ -26,18 +28,22 @@ _FLUSH_S = 5.0
 
 
 class Feed:
-    """Takes deltas in as fast as they are made; hands them on as fast as the client reads."""
+    """Takes deltas in as fast as somebody takes them on."""
 
     def __init__(self, deltas: AsyncIterator[Delta], record: Record, lifecycle: Lifecycle) -> None:
         self._deltas = deltas
         self._record = record
         self._lifecycle = lifecycle
-        self._ready: list[Delta] = []
         self.error: Exception | None = None
         self._is_over = False
+        self._has_begun = False
         self._wake = asyncio.Event()
+        self._taker: asyncio.Future[Callable[[Delta], Awaitable[None]]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._flush: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self, receive: Receive) -> None:
         """Begin to run the request, watching for the client's disconnect."""
@@ -46,18 +52,34 @@ class Feed:
             asyncio.create_task(self._watch(receive)),
         )
         self._lifecycle.feeds.add(self)
+        timeout_s = self._record.timeout_s
+        if timeout_s is not None:
+            left_s = timeout_s - self._record.duration_s
+            expired = request_timed_out(timeout_s)
+            # The generator's own timer cannot reach a feed whose client does not read.
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.stop, expired)
 
     async def _pump(self) -> None:
         try:
             async for delta in self._deltas:
                 self._record.note_delta(delta)
-                self._ready.append(delta)
+                self._has_begun = True
                 self._wake.set()
+                take = await self._taker
+                await take(delta)
         except Exception as error:
             self.stop(error)
         else:
             self._is_over = True
             self._wake.set()
+        finally:
+            await self._abort()
+
+    async def _abort(self) -> None:
+        aclose = getattr(self._deltas, "aclose", None)
+        if aclose is not None:
+            with contextlib.suppress(Exception):
+                await aclose()
 
     async def _watch(self, receive: Receive) -> None:
         while True:
@@ -69,7 +91,7 @@ class Feed:
     def stop(self, error: Exception) -> None:
         """End the request now, for this reason; the first reason stands.
 
-        It is aborted at once, even where a client that does not read holds up what was ready.
+        It is aborted at once, even where a client does not read what was made.
         """
         if not self._is_over:
             self.error, self._is_over = error, True
@@ -92,29 +114,25 @@ class Feed:
         """Wait a little for the first delta, so that an early refusal still has its status."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), timeout_s)
-        if self.error is not None and not self._ready:
+        if self.error is not None and not self._has_begun:
             raise self.error
 
-    async def batches(self) -> AsyncIterator[list[Delta]]:
-        """Yield all that is ready, as often as something is; raise what ended it early."""
-        while True:
-            await self._wake.wait()
+    async def hand_on(self, take: Callable[[Delta], Awaitable[None]]) -> None:
+        """Have every delta taken on as it comes; raise what ended it early."""
+        if not self._taker.done():
+            self._taker.set_result(take)
+        while not self._is_over:
             self._wake.clear()
-            batch, self._ready = self._ready, []
-            if batch:
-                yield batch
-            if self._is_over and not self._ready:
-                break
+            await self._wake.wait()
         if self.error is not None:
             raise self.error
 
     async def close(self) -> None:
         """Abort what still runs and let go of everything."""
         self._lifecycle.feeds.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        aclose = getattr(self._deltas, "aclose", None)
-        if aclose is not None:
-            with contextlib.suppress(Exception):
-                await aclose()
+        await self._abort()

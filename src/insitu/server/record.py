@@ -86,6 +86,7 @@ class Record:
     status: int | None = None
     outcome: Outcome | None = None
     cause: Cause | None = None
+    timeout_s: float | None = None
     prompt_tokens: int | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -89,6 +90,15 @@ def test_a_users_mistake_is_one_line_and_status_2(
     assert done.stdout == ""
     assert done.stderr.startswith("insitu: ")
     assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_said_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = insitu("serve", "no-such-model", "--port", str(port), XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"insitu: cannot listen on 127.0.0.1 port {port}: ")
     assert done.stderr.count("\n") == 1
 
 

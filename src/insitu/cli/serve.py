@@ -33,8 +33,10 @@ ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, never bound to)
 def serve_command(settings: Settings, model: str | None) -> int:
     """Serve MODEL with OpenAI's API; without one, the default model (`insitu pull` brings it)."""
     from insitu.cli.opening import locate, open_generator
+    from insitu.server.address import require_free
 
     options = server_options(settings)
+    require_free(options.host, options.port)
     located = locate(model, settings)
     # Packing weights leaves Python idle; importing the server meanwhile hides most of its cost.
     importing = threading.Thread(target=_import_server, daemon=True)

@@ -150,7 +150,7 @@ _USER_ERRORS = (
     ("insitu.kernels.native", "NativeError"),
     ("insitu.bench.errors", "BenchError"),
     ("insitu.evaluate.errors", "EvaluateError"),
-    ("insitu.server.run", "ListenError"),
+    ("insitu.server.address", "ListenError"),
 )
 
 

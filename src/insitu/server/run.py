@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from insitu.server.address import cannot_listen
 from insitu.server.protocol import BoundedHttpProtocol
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
     from insitu.server.options import ServerOptions
     from insitu.server.service import Service
-
-
-class ListenError(Exception):
-    """An address that cannot be listened on, and what to change."""
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -65,10 +62,7 @@ def serve(app: Starlette, options: ServerOptions) -> int:
         if not isinstance(ended.__context__, OSError):
             raise
         cause = ended.__context__
-        code = cause.errno or 0  # below 0 it is a resolver's, which has texts of its own
-        reason = os.strerror(code) if code > 0 else cause.strerror or str(cause)
-        message = f"cannot listen on {options.host} port {options.port}: {reason}"
-        raise ListenError(f"{message}; give another --host or --port.") from ended.__context__
+        raise cannot_listen(options.host, options.port, cause) from cause
     return server.exit_code
 
 

@@ -33,7 +33,8 @@ SOFTMAX = 1  # of GGUF's ways to weigh experts
 EXPERT_COUNTS = ("num_experts", "num_local_experts")
 # What families call the token embedding in a checkpoint.
 EMBEDDINGS = ("model.embed_tokens.weight", "wte.weight", "transformer.wte.weight")
-GATED_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
+# By the word in a config.json.
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 
 
 def attention_of(keys: Keys, *, scale: float | None = None, soft_cap: float = 0.0) -> AttentionSpec:
@@ -60,10 +61,9 @@ def attention_of(keys: Keys, *, scale: float | None = None, soft_cap: float = 0.
 
 
 def mlp_of(keys: Keys, *, activation: str = "silu", key: str = "hidden_act") -> MlpSpec:
-    """A gated block; a config.json may name another activation only in words that mean the same."""
+    """A gated block of this activation, which a config.json may name in words of its own."""
     wanted = keys.string(None, key, activation)
-    known = GATED_ACTIVATIONS.get(wanted, wanted)
-    if known != activation:
+    if ACTIVATIONS.get(wanted, wanted) != activation:
         raise keys.refuse(key, f"{wanted!r} is not supported (only {activation!r})")
     return MlpSpec(keys.integer("feed_forward_length", "intermediate_size"), activation)
 
@@ -136,6 +136,19 @@ def windows_of(keys: Keys, window: int, has_window: Sequence[bool]) -> tuple[int
     return tuple(window if has else 0 for has in has_window)
 
 
+def upper_windows_of(keys: Keys, num_layers: int) -> tuple[int, ...]:
+    """Windows that are used only if a config.json says so, from ``max_window_layers`` up."""
+    window = window_of(keys)
+    if not keys.is_gguf and not keys.boolean(None, "use_sliding_window", default=False):
+        window = 0
+    first = keys.integer(None, "max_window_layers", 28, least=0)
+    has_window = [bool(window) and index >= first for index in range(num_layers)]
+    if not window:
+        keys.ignore("layer_types")
+        return (0,) * num_layers
+    return windows_of(keys, window, has_window)
+
+
 def decoder_of(  # noqa: PLR0913
     keys: Keys,
     *,
@@ -184,16 +197,3 @@ def _vocab_size(keys: Keys) -> int:
         where = keys.key("vocab_size", "vocab_size")
         raise keys.refuse(where, f"is {told}, but {embedding} has {num_rows} rows")
     return num_rows
-
-
-def upper_windows_of(keys: Keys, num_layers: int) -> tuple[int, ...]:
-    """Windows that are used only if a config.json says so, from ``max_window_layers`` up."""
-    window = window_of(keys)
-    if not keys.is_gguf and not keys.boolean(None, "use_sliding_window", default=False):
-        window = 0
-    first = keys.integer(None, "max_window_layers", 28, least=0)
-    has_window = [bool(window) and index >= first for index in range(num_layers)]
-    if not window:
-        keys.ignore("layer_types")
-        return (0,) * num_layers
-    return windows_of(keys, window, has_window)

@@ -68,12 +68,10 @@ class Placer:
         if names.position_embedding is not None and spec.num_positions is not None:
             name = f"{names.position_embedding}.weight"
             positions = place.linear(name, n=[spec.num_positions], k=spec.hidden_size)
-        final_norm = self._norm(names.final_norm, spec.hidden_size)
-        assert final_norm is not None
         weights = Weights(
             token_embedding=embedding,
             layers=tuple(self._layer(i) for i in range(spec.num_layers)),
-            final_norm=final_norm,
+            final_norm=self._norm(names.final_norm, spec.hidden_size),
             lm_head=self._lm_head(embedding),
             position_embedding=positions,
         )
@@ -170,9 +168,8 @@ class Placer:
         )
 
     def _norm(self, name: str, length: int) -> Norm:
-        weight = self._placement.vector(f"{name}.weight", length) + np.float32(
-            self._names.norm_offset
-        )
+        weight = self._placement.vector(f"{name}.weight", length)
+        weight += np.float32(self._names.norm_offset)
         if self._spec.norm.kind == "rms":
             return Norm(weight)
         bias = f"{name}.bias"

@@ -38,7 +38,7 @@ _EVERY_KIND = {"rope_theta", "rope_type", "type"}
 _SETTINGS = {
     "default": {"factor"},
     "linear": {"factor"},
-    "dynamic": {"factor", _ORIGINAL},
+    "dynamic": {"factor"},
     "yarn": {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale"}
     | {"mscale_all_dim", "truncate"},
     "llama3": {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
@@ -47,9 +47,9 @@ _SETTINGS = {
 
 
 class RopeReader:
-    """Reads the rope of one file, for sequences of up to ``max_model_len`` tokens.
+    """Reads the rope of one file, for sequences of up to ``asked_len`` tokens.
 
-    ``max_model_len`` may be the user's; without it, it is the model's own.
+    Without it they may be as long as the model's own length, stretched.
     """
 
     def __init__(self, keys: Keys, asked_len: int | None) -> None:
@@ -58,8 +58,7 @@ class RopeReader:
             "context_length", "max_position_embeddings", most=MAX_MODEL_LEN
         )
         self.asked_len = asked_len
-        # What the model's own length is once it is stretched.
-        self.max_model_len = self.file_len
+        self.max_model_len = self.file_len  # of the model, once it is stretched
         self._known = _EVERY_KIND
 
     def read(
@@ -151,9 +150,8 @@ class RopeReader:
         return linear(plain, _factor(rope))
 
     def _dynamic(self, rope: Metadata, plain: RopeSpec) -> RopeSpec:
-        factor = _factor(rope)
-        original = self._original_len(rope, self.file_len)
-        self.max_model_len = max(self.file_len, int(original * factor))
+        factor, original = _factor(rope), self.file_len
+        self.max_model_len = max(original, int(original * factor))
         return dynamic(plain, factor, original, max(self._length(), original))
 
     def _yarn(self, rope: Metadata, plain: RopeSpec) -> RopeSpec:
@@ -210,11 +208,13 @@ class RopeReader:
         original = keys.integer(
             "rope.scaling.original_context_length", None, self.file_len, most=MAX_MODEL_LEN
         )
-        if "rope_freqs.weight" in keys.source.tensors:
+        if kind == "none" and "rope_freqs.weight" in keys.source.tensors:
             divisors = self._factors("rope_freqs.weight", dim // 2)
             return RopeSpec(theta, dim, pairing, divisors, scaling="factors of the file")
-        if "rope_factors_long.weight" in keys.source.tensors:
+        if kind in ("none", "longrope") and "rope_factors_long.weight" in keys.source.tensors:
             return self._gguf_longrope(plain, original)
+        if "rope_freqs.weight" in keys.source.tensors:
+            raise keys.refuse("rope_freqs.weight", f"rope scaling {kind!r} beside it is not done")
         factor = self._gguf_factor(kind)
         if kind in ("none", "linear"):
             return linear(plain, factor) if factor != 1 else plain
@@ -225,12 +225,10 @@ class RopeReader:
 
     def _gguf_longrope(self, plain: RopeSpec, original: int) -> RopeSpec:
         keys, length = self.keys, self._length()
-        keys.string("rope.scaling.type", None, "longrope")
         name = "rope_factors_long.weight" if length > original else "rope_factors_short.weight"
         divisors = self._factors(name, plain.dim // 2)
         magnitude = keys.number("rope.scaling.attn_factor", None, 1.0)
-        factor = keys.number("rope.scaling.factor", None, 1.0)
-        assert factor > 0
+        keys.has("rope.scaling.factor", None)  # the magnitude says it already
         scaling = f"{name} for {length} positions"
         return RopeSpec(plain.theta, plain.dim, plain.pairing, divisors, magnitude, scaling)
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("gemma3", "Gemma3ForCausalLM")
 PATTERN = 6  # the last of so many layers sees all positions
 THETA, LOCAL_THETA = 1e6, 1e4
+# A GGUF file does not say that its largest model scales scores by hidden_size / num_heads.
+LAYERS_OF_LARGEST = 62
 NAMES = {
     "gguf": replace(
         GGUF_NAMES,
@@ -59,7 +61,11 @@ NAMES = {
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     """Read the decoder's numbers, refusing what this family does not do."""
     keys = Keys(source, "gemma3")
+    num_layers = num_layers_of(keys)
+    hidden_size = keys.integer("embedding_length", "hidden_size")
     scalar = keys.number(None, "query_pre_attn_scalar", None)
+    if keys.is_gguf and num_layers == LAYERS_OF_LARGEST:
+        scalar = hidden_size / keys.integer("attention.head_count", None)
     scale = None if scalar is None else 1 / math.sqrt(scalar)
     soft_cap = keys.number(None, "attn_logit_softcapping", 0.0)
     attention = attention_of(keys, scale=scale, soft_cap=soft_cap)
@@ -69,7 +75,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     turned, local = _ropes(keys, rope, attention.head_dim)
     pattern = keys.integer(None, "sliding_window_pattern", PATTERN)
     pattern = keys.integer(None, "_sliding_window_pattern", pattern)
-    where = [(index + 1) % pattern > 0 for index in range(num_layers_of(keys))]
+    where = [(index + 1) % pattern > 0 for index in range(num_layers)]
     mlp = mlp_of(keys, activation="gelu", key="hidden_activation")
     layers = [
         LayerSpec(local if window else turned, mlp, window)
@@ -81,7 +87,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
         layers=layers,
         norm=norm_of(keys),
         multipliers=Multipliers(
-            embedding=math.sqrt(keys.integer("embedding_length", "hidden_size")),
+            embedding=math.sqrt(hidden_size),
             logit_soft_cap=keys.number(None, "final_logit_softcapping", 0.0),
         ),
         max_model_len=rope.max_model_len,

@@ -49,9 +49,10 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     """Read the decoder's numbers, refusing what this family does not do."""
     name = source.metadata.string("general.architecture", "") if source.format == "gguf" else ""
     keys = Keys(source, name)
-    attention = attention_of(
-        keys, scale=keys.number("attention.scale", "attention_multiplier", None)
-    )
+    scale = keys.number("attention.scale", "attention_multiplier", None)
+    if scale is None and not keys.is_gguf:
+        scale = 1.0
+    attention = attention_of(keys, scale=scale)
     keys.ignore("attention_bias", "mlp_bias")
     rope = RopeReader(keys, asked_len)
     # GGUF converters permute q and k rows so that a pair's dims are neighbours.
@@ -79,12 +80,7 @@ def _mlp(keys: Keys) -> MlpSpec | MoeSpec:
     size = keys.integer("expert_shared_feed_forward_length", "shared_intermediate_size", 0, least=0)
     shared = MlpSpec(size) if size else None
     mlp_of(keys)  # its activation is every expert's
-    return moe_of(
-        keys,
-        size="intermediate_size",
-        is_normalised=True,
-        shared=shared,
-    )
+    return moe_of(keys, size="intermediate_size", is_normalised=True, shared=shared)
 
 
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:

@@ -81,12 +81,7 @@ def _mlps(keys: Keys, *, is_second: bool) -> list[MlpSpec | MoeSpec]:
     is_normalised = keys.boolean(
         "expert_weights_norm", "norm_topk_prob", default=keys.is_gguf and not is_second
     )
-    mixture = moe_of(
-        keys,
-        size="moe_intermediate_size",
-        is_normalised=is_normalised,
-        shared=shared,
-    )
+    mixture = moe_of(keys, size="moe_intermediate_size", is_normalised=is_normalised, shared=shared)
     num_layers = num_layers_of(keys)
     step = keys.integer(None, "decoder_sparse_step", 1)
     keys.ignore("mlp_only_layers")

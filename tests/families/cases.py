@@ -168,6 +168,14 @@ CASES: dict[str, Case] = {
         }
     ),
     "granite": Case({**GRANITE, "architectures": ["GraniteForCausalLM"], "model_type": "granite"}),
+    "granite-unscaled": Case(
+        {
+            **GRANITE,
+            "attention_multiplier": ...,
+            "architectures": ["GraniteForCausalLM"],
+            "model_type": "granite",
+        }
+    ),
     "olmo2": Case({"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}),
     "stablelm": Case(
         {

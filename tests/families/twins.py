@@ -63,8 +63,8 @@ KEYS = {
 }
 
 
-def write_twin(path: Path, case: Case, weights: Mapping[str, Float32]) -> None:
-    """Write the checkpoint as a GGUF file of float32 tensors."""
+def write_twin(path: Path, case: Case, weights: Mapping[str, Float32], **pairs: Any) -> None:
+    """Write the checkpoint as a GGUF file of float32 tensors; ``pairs``: keys of the rope."""
     config = case.config_json()
     kind = config["model_type"]
     arch = ARCHITECTURES.get(kind, kind)
@@ -74,7 +74,8 @@ def write_twin(path: Path, case: Case, weights: Mapping[str, Float32]) -> None:
         TensorBytes(name, tuple(reversed(x.shape)), TENSOR_TYPES["F32"], x.tobytes())
         for name, x in tensors.items()
     ]
-    path.write_bytes(gguf_bytes(_pairs(arch, config), raw))
+    more = {f"{arch}.rope.{key.replace('_', '.', 1)}": value for key, value in pairs.items()}
+    path.write_bytes(gguf_bytes(_pairs(arch, config) | more, raw))
 
 
 def _pairs(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from families.cases import CASES, weights, write_folder
 from families.test_families import recorded
+from families.twins import write_twin
 from tiny_model import write_gguf
 
 from insitu.models.load import load_model
 from insitu.models.rope_scaling import by_wavelength, dynamic, yarn
 from insitu.models.spec import DecoderSpec, RopeSpec
+from insitu.weights.errors import ModelFileError
 from insitu.weights.source import open_source
 
 if TYPE_CHECKING:
@@ -68,6 +70,14 @@ def test_settings_that_give_no_angles_are_arithmetic_errors() -> None:
         dynamic(RopeSpec(1e4, 2, "halves"), 2.0, 16, 32)
     with pytest.raises(ArithmeticError):
         yarn(RopeSpec(1.0, 32, "halves"), 8.0, (32.0, 1.0, 8192), 1.0, is_whole=True)
+
+
+def test_factors_of_a_gguf_file_are_not_scaled_once_more(tmp_path: Path) -> None:
+    path, name = tmp_path / "twin.gguf", "llama-llama3"
+    scaling = {"scaling_type": "linear", "scaling_factor": 2.0}
+    write_twin(path, CASES[name], weights(recorded(name)["shapes"]), **scaling)
+    with pytest.raises(ModelFileError, match=r"rope_freqs\.weight: rope scaling 'linear'"):
+        load_model(open_source(path))
 
 
 def test_a_gguf_yarn_is_the_config_s(tmp_path: Path) -> None:

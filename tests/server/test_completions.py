@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from server.asking import TEXT, error_of, events, post, text_body
+from server.asking import TEXT, ask_all, error_of, events, post, text_body
 from server.scripted_generator import Scripted
 
 from insitu.server.logprobs import CompletionLogprobs, chat_logprobs
@@ -65,7 +65,21 @@ def test_every_form_of_one_prompt(prompt: object, meant: object) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [[], [[]], ["a", "b"], [[1], [2]], [1, "a"], [True], [1.0], [-1], [2**40], {}, 5, None],
+    [
+        [],
+        [[]],
+        ["a", [1]],
+        ["a"] * 65,
+        [[1], []],
+        [1, "a"],
+        [True],
+        [1.0],
+        [-1],
+        [2**40],
+        {},
+        5,
+        None,
+    ],
 )
 def test_other_prompts_are_refused(prompt: object) -> None:
     response = post(TEXT, text_body(prompt=prompt))
@@ -112,3 +126,57 @@ def test_text_of_tokens() -> None:
     assert answer.json() == {"prompt": "h\0i"}
     assert post("/v1/detokenize", {"model": "no", "tokens": [1]}).status_code == 404
     assert post("/v1/detokenize", {"model": "tiny", "tokens": [2**31 - 1]}).status_code == 400
+
+
+@pytest.mark.parametrize("prompt", [["ab", "c"], [[97, 98], [99]]])
+@pytest.mark.parametrize("is_echo", [False, True])
+def test_several_prompts_are_choices_of_one_answer(prompt: list[Any], is_echo: bool) -> None:
+    generator = Scripted()
+    asked = text_body(prompt=prompt, n=2, echo=is_echo)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    whole, stream = ask_all(
+        [("POST", TEXT, {"json": asked}), ("POST", TEXT, {"json": {**asked, **options}})],
+        generator=generator,
+    )
+    answer = whole.json()
+    before = ["ab", "ab", "c", "c"] if is_echo else [""] * 4
+    assert [one["index"] for one in answer["choices"]] == [0, 1, 2, 3]
+    assert [one["text"] for one in answer["choices"]] == [f"{one}alpha beta" for one in before]
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 40
+    # Nobody gave a seed: each prompt has the one after the last one's, and says so.
+    assert [one["seed"] for one in answer["choices"]] == [7, 7, 8, 8]
+    chunks = events(stream)
+    said = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    for choice in answer["choices"]:
+        own = [one for one in said if one["index"] == choice["index"]]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        assert [one["finish_reason"] for one in own if one["finish_reason"]] == ["stop"]
+    assert chunks[-1]["usage"] == answer["usage"]
+
+
+def test_a_seed_that_was_given_is_every_prompts() -> None:
+    generator = Scripted()
+    post(TEXT, text_body(prompt=["a", "b"], seed=5), generator=generator)
+    assert [one.sampling.seed for one in generator.asked] == [5, 5]
+    assert len({one.request_id for one in generator.asked}) == 2
+
+
+def test_an_error_of_one_prompt_ends_them_all() -> None:
+    generator = Scripted(fail_after=2)
+    response = post(TEXT, text_body(prompt=["a", "b"]), generator=generator)
+    assert (response.status_code, error_of(response)["code"]) == (500, "request_failed")
+    assert (generator.num_running, len(generator.closed)) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"echo": True, "return_token_ids": True}, "echo"),
+        ({"prompt": ["a"] * 3, "n": 64}, "prompt"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(fields: dict[str, Any], param: str) -> None:
+    response = post(TEXT, text_body(**fields))
+    assert (response.status_code, error_of(response)["param"]) == (400, param)

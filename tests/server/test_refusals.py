@@ -175,7 +175,6 @@ def test_null_means_absent() -> None:
     ("field", "value"),
     [
         ("best_of", 2),
-        ("echo", True),
         ("echo", 0),
         ("suffix", "x"),
         ("n", 129),

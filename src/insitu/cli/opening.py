@@ -60,7 +60,8 @@ def open_generator(located: Located, settings: Settings) -> TextGenerator:
 
     tune_process()
     name = settings.served_model_name or located.name
-    aliases = tuple(dict.fromkeys(a for a in (located.name, "default") if a != name))
+    others = (located.name, "default", *settings.model_alias)
+    aliases = tuple(dict.fromkeys(a for a in others if a != name))
     return build(
         located.path,
         name=name,

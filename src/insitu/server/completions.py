@@ -6,13 +6,17 @@ its own text, and its ``logprobs`` name tokens by id too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from insitu.server.answer import answer, new_id, prepare
+from insitu.server.answer import new_id, prepare, send_deltas
 from insitu.server.dialects import OPENAI
 from insitu.server.logprobs import CompletionLogprobs
+from insitu.server.record import record_of
 from insitu.server.service import read_wire, service_of
+from insitu.server.several import side_by_side
 from insitu.server.shape import Head, by_choice, head_of, usage_fields
+from insitu.types import Delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +25,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from insitu.refusal import Refusal
-    from insitu.types import Delta, Usage
+    from insitu.types import Generator, Prepared, Usage
+    from insitu.types import Request as Asked
 
 
 async def create_completion(request: Request) -> Response:
@@ -30,17 +35,48 @@ async def create_completion(request: Request) -> Response:
         CompletionRequest,
     )
 
-    service = service_of(request)
+    generator = service_of(request).generator
     wire = await read_wire(request, CompletionRequest)
-    prepared = await prepare(request, wire.to_request(new_id("cmpl")), names={})
+    prepared = await _prepare_all(request, wire.to_requests(new_id("cmpl")))
+    num_choices = prepared[0].request.sampling.n
     head = head_of(
-        service.generator.describe(),
-        prepared,
+        generator.describe(),
+        prepared[0],
         token_ids=bool(wire.return_token_ids),
         usage=wire.has_usage_chunk,
     )
-    shape = CompletionShape(head, has_logprobs=wire.logprobs is not None)
-    return await answer(request, prepared, shape, is_stream=bool(wire.stream))
+    seeds = [one.seed for one in prepared for _ in range(num_choices)]
+    shape = CompletionShape(
+        replace(head, num_choices=len(seeds)),
+        has_logprobs=wire.logprobs is not None,
+        echoes=await _echoes(generator, prepared, num_choices) if wire.echo else None,
+        seeds=seeds if len(prepared) > 1 else None,
+    )
+    caller = record_of(request.scope).caller
+    streams = [generator.stream(one, caller) for one in prepared]
+    deltas = streams[0] if len(streams) == 1 else side_by_side(streams, num_choices)
+    return await send_deltas(request, deltas, shape, is_stream=bool(wire.stream))
+
+
+async def _prepare_all(request: Request, asked: list[Asked]) -> list[Prepared]:
+    """Prompts as ids; where no seed was given, each has the one after the prompt's before it."""
+    prepared: list[Prepared] = []
+    for place, one in enumerate(asked):
+        if place and one.sampling.seed is None:
+            seed = (prepared[0].seed + place) % 2**64
+            one = replace(one, sampling=replace(one.sampling, seed=seed))  # noqa: PLW2901
+        prepared.append(await prepare(request, one, names={}))
+    return prepared
+
+
+async def _echoes(generator: Generator, prepared: list[Prepared], num_choices: int) -> list[str]:
+    """For each choice the text that it continues, as it was given or as its ids read."""
+    texts = []
+    for one in prepared:
+        prompt = one.request.prompt
+        text = prompt if isinstance(prompt, str) else await generator.detokenize(prompt or ())
+        texts += [text] * num_choices
+    return texts
 
 
 class CompletionShape:
@@ -48,8 +84,17 @@ class CompletionShape:
 
     dialect = OPENAI
 
-    def __init__(self, head: Head, *, has_logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        *,
+        has_logprobs: bool,
+        echoes: list[str] | None = None,
+        seeds: list[int] | None = None,
+    ) -> None:
         self._head = head
+        self._echoes = echoes or [""] * head.num_choices
+        self._seeds = seeds
         self._has_notes = True
         self._logprobs = [
             CompletionLogprobs(has_token_ids=head.has_token_ids) if has_logprobs else None
@@ -57,16 +102,21 @@ class CompletionShape:
         ]
 
     def opening(self) -> Iterable[dict[str, Any]]:
-        """Nothing: a completion has no role."""
-        return ()
+        """For each choice its prompt, where it is to be repeated: a completion has no role."""
+        for index, text in enumerate(self._echoes):
+            if text:
+                yield self._noted(self._choice(index, [Delta(index, content=text)]))
 
     def chunks(self, delta: Delta) -> Iterable[dict[str, Any]]:
         """One chunk a delta; the first also carries what the answer reports."""
-        chunk = self._head.chunk("text_completion", self._choice(delta.index, [delta]))
+        yield self._noted(self._choice(delta.index, [delta]))
+
+    def _noted(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = self._head.chunk("text_completion", choice)
         if self._has_notes:
             chunk.update(self._head.notes())
             self._has_notes = False
-        yield chunk
+        return chunk
 
     def _choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
         logprobs = self._logprobs[index]
@@ -78,6 +128,8 @@ class CompletionShape:
             "logprobs": None if logprobs is None else logprobs.take(tokens),
             "finish_reason": finish and finish.value,
         }
+        if self._seeds is not None:
+            choice["seed"] = self._seeds[index]
         if self._head.has_token_ids:
             choice["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
         return choice
@@ -94,5 +146,8 @@ class CompletionShape:
         """The whole answer."""
         fields = self._head.fields("text_completion")
         of_choice = by_choice(deltas, self._head.num_choices)
-        choices = [self._choice(index, one) for index, one in enumerate(of_choice)]
+        choices = [
+            self._choice(index, [Delta(index, content=self._echoes[index]), *one])
+            for index, one in enumerate(of_choice)
+        ]
         return {**fields, "choices": choices, "usage": usage_fields(usage), **self._head.notes()}

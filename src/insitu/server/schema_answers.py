@@ -206,6 +206,7 @@ class TextChunkChoice(Answer):
     logprobs: TextLogprobs | None
     finish_reason: Finish | None
     token_ids: list[int] | None = None
+    seed: int | None = None
 
 
 class TextChoice(TextChunkChoice):

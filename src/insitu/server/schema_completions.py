@@ -1,67 +1,30 @@
-"""The body of POST /v1/completions: one prompt as text or token ids.
+"""The body of POST /v1/completions: one prompt or several, and every field of OpenAI's schema.
 
-Always true: a list of ids is checked element by element for being ids, so neither ``true`` nor
-``1.0`` passes for one.
+Not here: the forms of prompts (``schema_prompts``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field
 
 from insitu.refusal import Refusal
 from insitu.sampling_params import SamplingParams
-from insitu.server.schema import LIMIT, MAX_ID, Neutral
+from insitu.server.schema import Neutral
 from insitu.server.schema_guides import GuideFields
+from insitu.server.schema_prompts import Prompts
 from insitu.server.schema_sampling import (
     NewTokens,
     Nothing,
     One,
-    OnlyFalse,
     SamplingFields,
     requires,
 )
 from insitu.types import Request
 
 DEFAULT_MAX_TOKENS = 16
-
-_IDS = {
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID, LIMIT: "token_id"},
-    "minItems": 1,
-    LIMIT: "prompt",
-}
-_PROMPT_SCHEMA = {
-    "description": "Text, or token ids; a list may hold exactly one of either.",
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": 1},
-    ],
-}
-
-
-def parse_prompt(value: Any) -> str | tuple[int, ...]:
-    """A prompt out of OpenAI's four forms; a list of several prompts is refused."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise PydanticCustomError("prompts", "one prompt a request; send several requests")
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("prompt", "must be a string or a list of token ids")
-    if not value:
-        raise PydanticCustomError("prompt", "must not be an empty list")
-    for index, item in enumerate(value):
-        if type(item) is not int or not 0 <= item <= MAX_ID:
-            place = {"index": index}
-            raise PydanticCustomError("prompt", "element {index} is not a token id", place)
-    return tuple(value)
-
 
 _ONE_OF_ONE: dict[str, Any] = {
     "if": {"properties": {"best_of": {"type": "integer"}}, "required": ["best_of"]},
@@ -78,9 +41,7 @@ class CompletionRequest(SamplingFields, GuideFields):
         }
     )
 
-    prompt: Annotated[
-        str | tuple[int, ...], PlainValidator(parse_prompt), WithJsonSchema(_PROMPT_SCHEMA)
-    ]
+    prompt: Prompts
     max_tokens: NewTokens | None = Field(None, description=f"{DEFAULT_MAX_TOKENS} when absent.")
     logprobs: Annotated[int, Field(ge=0, le=SamplingParams.MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = Field(None, description="True when absent.")
@@ -88,7 +49,9 @@ class CompletionRequest(SamplingFields, GuideFields):
         None, description="Whether the text may spell control tokens; false when absent."
     )
     best_of: Annotated[One | None, Neutral("1")] = None
-    echo: Annotated[OnlyFalse | None, Neutral("false")] = None
+    echo: bool | None = Field(
+        None, description="Whether a text begins with its prompt; not with logprobs or ids."
+    )
     suffix: Nothing = None
 
     def to_request(self, request_id: str) -> Request:
@@ -98,10 +61,11 @@ class CompletionRequest(SamplingFields, GuideFields):
         if self.best_of is not None and self.n not in {None, 1}:
             message = "best_of is only allowed where n is 1."
             raise Refusal(message, param="best_of", code="invalid_value")
+        self._require_no_echo_of_tokens()
         return Request(
             request_id=request_id,
             model=self.model,
-            prompt=self.prompt,
+            prompt=self.prompt[0],
             add_special_tokens=True if special is None else special,
             parse_special=bool(self.parse_special),
             sampling=self.sampling(max_tokens, self.logprobs),
@@ -110,3 +74,21 @@ class CompletionRequest(SamplingFields, GuideFields):
             priority=self.priority or 0,
             timeout_s=self.timeout,
         )
+
+    def to_requests(self, request_id: str) -> list[Request]:
+        """What was asked, a request for each prompt."""
+        first = self.to_request(request_id)
+        if len(self.prompt) * first.sampling.n > SamplingParams.MAX_N:
+            message = f"prompt and n ask for more than {SamplingParams.MAX_N} choices together."
+            raise Refusal(message, param="prompt", code="invalid_value")
+        return [first] + [
+            replace(first, request_id=f"{request_id}-{place}", prompt=prompt)
+            for place, prompt in enumerate(self.prompt[1:], 1)
+        ]
+
+    def _require_no_echo_of_tokens(self) -> None:
+        for name in ("logprobs", "return_token_ids"):
+            value = getattr(self, name)
+            if self.echo and value is not None and value is not False:
+                message = f"echo is not supported together with {name}."
+                raise Refusal(message, param="echo", code="unsupported_parameter")

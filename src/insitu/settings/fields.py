@@ -17,6 +17,7 @@ from insitu.settings.kinds import (
     HOST,
     HOSTS,
     INTEGER,
+    NAMES,
     ORIGINS,
     SECONDS,
     SIZE,
@@ -67,6 +68,9 @@ class Settings:
     )
     served_model_name: str | None = _setting(
         None, TEXT, "Name that clients use for the model [default: its catalogue or file name]."
+    )
+    model_alias: tuple[str, ...] = _setting(
+        (), NAMES, "A further name that clients may use for the model (repeatable)."
     )
     threads: int | None = _setting(
         None, INTEGER(1, 1024), "Worker threads [default: one for each usable core]."

@@ -49,10 +49,7 @@ def tokens_per_s(engine: Native, block_size: int, seconds: float) -> float:
     blocks = np.arange(CONTEXT // block_size + 1, dtype=np.int32)[None]
     at = ints(CONTEXT)
     batch = Batch(ints(1), at, at, blocks, ints(0, 1), at + 1, ints(0))
-    sampling = SamplingArrays(
-        np.zeros(1), ints(0), np.ones(1), np.zeros(1), np.zeros(1, np.uint64),
-        np.zeros(1, np.uint32), np.zeros(1, np.uint32), ints(-1),
-    )  # fmt: skip
+    sampling = SamplingArrays.of(1)
     for _ in range(20):
         engine.step(batch, sampling)
     num, start = 0, time.perf_counter()

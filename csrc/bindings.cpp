@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -210,10 +211,11 @@ class Handle {
     executor.forward(batch, data);
   }
 
-  // sampling: temperature, top_k, top_p, min_p, seed, choice, position, num_logprobs
+  // sampling: what one number a row says, in the order of struct Sampling
   using SamplingArrays =
-      std::tuple<Array<const double>, Int32s, Array<const double>, Array<const double>, Array<const uint64_t>,
-                 Array<const uint32_t>, Array<const uint32_t>, Int32s>;
+      std::tuple<Array<const double>, Int32s, Array<const double>, Array<const double>, Array<const double>,
+                 Array<const double>, Array<const double>, Array<const double>, Int32s, Array<const uint64_t>,
+                 Array<const uint32_t>, Array<const uint32_t>, Int32s, Int32s, Int32s>;
   // edits: row_start, token_id, count, value, before, repetition, presence, frequency
   using EditArrays = std::tuple<Int32s, Int32s, Int32s, Array<const double>, Array<float>, Array<const double>,
                                 Array<const double>, Array<const double>>;
@@ -347,18 +349,12 @@ class Handle {
 
   static Sampling sampling_from(const WantedArrays& wanted, size_t rows) {
     const auto& [arrays, edits, masks] = wanted;
-    const auto& [temperature, top_k, top_p, min_p, seed, choice, position, num_logprobs] = arrays;
-    require_size("temperature", temperature.size(), rows);
-    require_size("top_k", top_k.size(), rows);
-    require_size("top_p", top_p.size(), rows);
-    require_size("min_p", min_p.size(), rows);
-    require_size("seed", seed.size(), rows);
-    require_size("choice", choice.size(), rows);
-    require_size("position", position.size(), rows);
-    require_size("num_logprobs", num_logprobs.size(), rows);
-    return {temperature.data(), top_k.data(),  top_p.data(),    min_p.data(),
-            seed.data(),        choice.data(), position.data(), num_logprobs.data(),
-            edits_from(edits, rows), masks_from(masks, rows)};
+    return std::apply(
+        [&](const auto&... columns) -> Sampling {
+          (require_size("a column of sampling", columns.size(), rows), ...);
+          return {columns.data()..., edits_from(edits, rows), masks_from(masks, rows)};
+        },
+        arrays);
   }
 
   static Sampled sampled_from(const SampledArrays& arrays, size_t rows) {

@@ -92,7 +92,7 @@ constexpr int kVocabChunk = 4096;  // logits summed in float32 before the sum is
 constexpr int kVocabGroup = 64;    // logits that share one stored maximum
 
 struct Tempering {
-  float maximum;                // of the row's logits
+  float maximum;                // of the row's logits: a token's depth is counted from it
   double temperature, min_p;    // min_p 0: off
 };
 
@@ -101,10 +101,22 @@ struct Noise {
   uint32_t position, choice;
 };
 
-// The last token that truncation keeps: those with a greater logit, or this one and no greater id.
-struct Cut {
-  float logit;                  // -inf: nothing is cut
+// What truncation keeps, most likely first and then by id: from one token to another, both included.
+struct Band {
+  float most;                   // logit of the first token kept; +inf: none above is cut
+  int32_t first_id;
+  float least;                  // logit of the last token kept; -inf: all that are possible are kept
   int32_t last_id;
+
+  bool holds(float logit, int32_t id) const {
+    return (logit < most || (logit == most && id >= first_id)) && (logit > least || (logit == least && id <= last_id));
+  }
+};
+constexpr Band kWholeRow{__builtin_inff(), 0, -__builtin_inff(), -1};
+
+// Of the possible ones among some logits, measured from the row's maximum.
+struct Moments {
+  double num, sum, sum_of_squares;
 };
 
 // Mass by depth under the most likely token, so that few tokens need sorting to find where it ends.
@@ -165,15 +177,21 @@ struct KernelTable {
   void (*mask_logits)(float* logits, const uint32_t* bits, int n);
   float (*logit_sum)(const float* logits, int n, float maximum);  // sum of exp(logit - maximum)
   void (*logit_mass)(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth);
-  // Raises `best` to the best score among ids [first_id, first_id + n), ties to the lowest id.
+  Moments (*logit_moments)(const float* logits, int n, float maximum);
+  // Sum of the tempered exponentials of what `band` holds among ids [first_id, first_id + n).
+  double (*band_sum)(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
+                     const Band& band);
+  // Raises `best` to the best score of what `band` holds among those ids, ties to the lowest id.
   void (*best_score)(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
-                     const Noise& noise, const Cut& cut, Scored* best);
+                     const Noise& noise, const Band& band, Scored* best);
   // For tokens of any ids: probability relative to the most likely, its fixed-point mass, score.
   double (*token_probability)(float logit, const Tempering& t);
   uint64_t (*token_mass)(float logit, const Tempering& t);
   int (*token_depth)(float logit, const Tempering& t);  // in [0, kMassDepths)
   double (*token_score)(float logit, int token_id, const Tempering& t, const Noise& noise);
   double (*log_double)(double x);
+  double (*exp_double)(double x);
+  double (*uniform)(const Noise& noise);  // in (0, 1): a row's own number, apart from its tokens' noise
 };
 
 const KernelTable* kernel_table(const char* isa);  // nullptr if this CPU or build lacks it

@@ -78,6 +78,8 @@ static inline int depth_of(float logit, const Tempering& t) {
 
 // Adds each token's mass to that of its depth, which falls as its logit rises: equal logits, one depth.
 static void logit_mass(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth) {
+  // Neighbours are often of one depth: four sums of each, lest every addition wait for the last.
+  uint64_t sums[4][kMassDepths] = {};
   for (int start = 0; start < n; start += kVocabGroup) {
     // exp(-28.5) is less than half a unit of mass.
     if (tempered(group_maxima[start / kVocabGroup], t) < -28.5) continue;
@@ -90,31 +92,65 @@ static void logit_mass(const float* logits, const float* group_maxima, int n, co
       mass[i] = p >= t.min_p ? __builtin_bit_cast(uint64_t, shifted) & ((uint64_t{1} << 52) - 1) : 0;
       depth[i] = static_cast<int32_t>((z > least ? z : least) * -kDepthsPerNat);
     }
-    for (int i = 0; i < count; i++) by_depth[depth[i]] += mass[i];
+    for (int i = 0; i < count; i++) sums[i % 4][depth[i]] += mass[i];
   }
+  for (int i = 0; i < kMassDepths; i++) by_depth[i] += sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
 }
 
-// Philox4x32-10 of 16 neighbouring counters; words[j] is word j of counters first, first + 1, ...
+static Moments logit_moments(const float* logits, int n, float maximum) {
+  constexpr int kLanes = 8;
+  double num[kLanes] = {}, sum[kLanes] = {}, squares[kLanes] = {};
+  for (int start = 0; start < n; start += kLanes) {
+    for (int i = 0; i < kLanes && start + i < n; i++) {
+      const bool is_possible = logits[start + i] > -__builtin_inff();
+      const double x = is_possible ? static_cast<double>(logits[start + i]) - static_cast<double>(maximum) : 0.0;
+      num[i] += is_possible ? 1.0 : 0.0;
+      sum[i] += x;
+      squares[i] += x * x;
+    }
+  }
+  Moments m{0, 0, 0};
+  for (int i = 0; i < kLanes; i++) m = {m.num + num[i], m.sum + sum[i], m.sum_of_squares + squares[i]};
+  return m;
+}
+
+constexpr uint32_t kPhiloxMultipliers[2] = {0xD2511F53, 0xCD9E8D57}, kPhiloxKeySteps[2] = {0x9E3779B9, 0xBB67AE85};
+
+// Philox4x32-10 of the counters in the even lanes of `a`; the words are in the even lanes.
+static inline void philox_even(i32x16 a, const Noise& noise, i32x16 (&words)[4]) {
+  const auto scalar = [](uint32_t x) { return ibroadcast(static_cast<int32_t>(x)); };
+  const uint32_t* m = kPhiloxMultipliers;
+  uint32_t key0 = static_cast<uint32_t>(noise.seed), key1 = static_cast<uint32_t>(noise.seed >> 32);
+  const auto step = [&] { key0 += kPhiloxKeySteps[0], key1 += kPhiloxKeySteps[1]; };
+  // Two rounds in which half of the state is the same for all counters.
+  const uint64_t y0 = uint64_t{m[1]} * noise.choice;
+  const i32x16 x0 = umul_even(a, m[0]);
+  const uint32_t a1 = static_cast<uint32_t>(y0 >> 32) ^ noise.position ^ key0;
+  const i32x16 c1 = ixor(odd_to_even(x0), scalar(key1));
+  step();
+  const uint64_t x1 = uint64_t{m[0]} * a1;
+  const i32x16 y1 = umul_even(c1, m[1]);
+  a = ixor(odd_to_even(y1), scalar(static_cast<uint32_t>(y0) ^ key0));
+  i32x16 b = y1, c = ixor(x0, scalar(static_cast<uint32_t>(x1 >> 32) ^ key1)), d = scalar(static_cast<uint32_t>(x1));
+  for (int round = 2; round < 10; round++) {
+    step();
+    const i32x16 x = umul_even(a, m[0]), y = umul_even(c, m[1]);
+    a = ixor3(odd_to_even(y), b, scalar(key0));
+    c = ixor3(odd_to_even(x), d, scalar(key1));
+    b = y;
+    d = x;
+  }
+  words[0] = a, words[1] = b, words[2] = c, words[3] = d;
+}
+
+// Of 16 neighbouring counters; words[j] is word j of counters first, first + 1, ...
 static inline void philox16(uint32_t first, const Noise& noise, i32x16 (&words)[4]) {
   static const int32_t kLanes16[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  i32x16 a = iadd(ibroadcast(static_cast<int32_t>(first)), iload(kLanes16));
-  i32x16 b = ibroadcast(static_cast<int32_t>(noise.position)), c = ibroadcast(static_cast<int32_t>(noise.choice));
-  i32x16 d = ibroadcast(0);
-  auto key0 = static_cast<uint32_t>(noise.seed), key1 = static_cast<uint32_t>(noise.seed >> 32);
-  for (int round = 0; round < 10; round++) {
-    i32x16 x_high, y_high;
-    const i32x16 x_low = umul_wide(a, 0xD2511F53, &x_high), y_low = umul_wide(c, 0xCD9E8D57, &y_high);
-    a = ixor(ixor(y_high, b), ibroadcast(static_cast<int32_t>(key0)));
-    c = ixor(ixor(x_high, d), ibroadcast(static_cast<int32_t>(key1)));
-    b = y_low;
-    d = x_low;
-    key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
-  }
-  words[0] = a;
-  words[1] = b;
-  words[2] = c;
-  words[3] = d;
+  const i32x16 counters = iadd(ibroadcast(static_cast<int32_t>(first)), iload(kLanes16));
+  i32x16 even[4], odd[4];
+  philox_even(counters, noise, even);
+  philox_even(odd_to_even(counters), noise, odd);
+  for (int j = 0; j < 4; j++) words[j] = join_even(even[j], odd[j]);
 }
 
 static inline double gumbel(uint32_t word) {
@@ -123,11 +159,13 @@ static inline double gumbel(uint32_t word) {
 }
 
 static double token_score(float logit, int token_id, const Tempering& t, const Noise& noise) {
-  i32x16 words[4];
-  philox16(static_cast<uint32_t>(token_id) / 4, noise, words);
-  int32_t lanes[16];
-  istore(lanes, words[token_id % 4]);
-  return tempered(logit, t) + gumbel(static_cast<uint32_t>(lanes[0]));
+  const auto counter = static_cast<uint32_t>(token_id) / 4;
+  const PhiloxWords words = philox(noise.seed, counter, noise.position, noise.choice, 0);
+  return tempered(logit, t) + gumbel(words.word[token_id % 4]);
+}
+
+static double uniform(const Noise& noise) {
+  return (static_cast<double>(philox(noise.seed, 0, noise.position, noise.choice, 1).word[0]) + 0.5) * 0x1p-32;
 }
 
 // Least word whose Gumbel noise can reach `i / 16 - 4`, with room for rounding.
@@ -157,14 +195,14 @@ static inline bool has_word(const i32x16 (&words)[4], uint32_t least) {
 // Exact, though most tokens are never scored: a group whose best logit was cut, or cannot win even
 // with the greatest noise, is skipped, and in the others only words that could win become noise.
 static void best_score(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
-                       const Noise& noise, const Cut& cut, Scored* best) {
+                       const Noise& noise, const Band& band, Scored* best) {
   static const WordBounds bounds;
   // Safely below the least temperature-scaled logit that min_p keeps.
   const double lowest = t.min_p > 0.0 ? log_d(t.min_p) - 1e-6 : -__builtin_inf();
   for (int start = 0, group = 0; start < n; start += kVocabGroup, group++) {
     const double highest = tempered(group_maxima[group], t);
     const double needed = best->score - highest - 1e-6;
-    if (needed > kMostNoise || highest < lowest || group_maxima[group] < cut.logit) continue;
+    if (needed > kMostNoise || highest < lowest || group_maxima[group] < band.least) continue;
     const int step = static_cast<int>((needed + 4.0) * 16.0);
     const uint32_t least = needed <= -4.0 ? 0 : bounds.least[step];
     i32x16 words[4];
@@ -176,7 +214,7 @@ static void best_score(const float* logits, const float* group_maxima, int first
       const auto word = static_cast<uint32_t>(lanes[i % 4][i / 4]);
       const float logit = logits[start + i];
       const int id = first_id + start + i;
-      if (word < least || !(logit > cut.logit || (logit == cut.logit && id <= cut.last_id))) continue;
+      if (word < least || !band.holds(logit, id)) continue;
       const double z = tempered(logit, t);
       if (t.min_p > 0.0 && exp_d(z) < t.min_p) continue;
       const double score = z + gumbel(word);
@@ -185,7 +223,22 @@ static void best_score(const float* logits, const float* group_maxima, int first
   }
 }
 
+static double band_sum(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
+                       const Band& band) {
+  double sum = 0;
+  for (int start = 0; start < n; start += kVocabGroup) {
+    if (group_maxima[start / kVocabGroup] < band.least) continue;
+    const int count = n - start < kVocabGroup ? n - start : kVocabGroup;
+    double p[kVocabGroup];
+    for (int i = 0; i < count; i++) p[i] = exp_d(tempered(logits[start + i], t));
+    for (int i = 0; i < count; i++)
+      if (p[i] >= t.min_p && band.holds(logits[start + i], first_id + start + i)) sum += p[i];
+  }
+  return sum;
+}
+
 static double log_double(double x) { return log_d(x); }
+static double exp_double(double x) { return exp_d(x); }
 
 }  // namespace insitu::INSITU_NS
 
@@ -194,5 +247,6 @@ static double log_double(double x) { return log_d(x); }
   INSITU_ELEMENTWISE_ENTRIES, .write_kv = write_kv,                                                          \
   .attend_chunks = attend_chunks, .fold_chunk = fold_chunk, .take_output = take_output,                     \
   .logit_maxima = logit_maxima, .mask_logits = mask_logits, .logit_sum = logit_sum, .logit_mass = logit_mass, \
-  .best_score = best_score, .token_probability = token_probability, .token_mass = token_mass,               \
-  .token_depth = depth_of, .token_score = token_score, .log_double = log_double
+  .logit_moments = logit_moments, .band_sum = band_sum, .best_score = best_score, .token_probability = token_probability, .token_mass = token_mass,               \
+  .token_depth = depth_of, .token_score = token_score, .log_double = log_double,                        \
+  .exp_double = exp_double, .uniform = uniform

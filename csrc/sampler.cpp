@@ -12,7 +12,7 @@ namespace insitu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kImpossible = -kInfinity;
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 int chunks_of(int vocab_size) { return (vocab_size + kVocabChunk - 1) / kVocabChunk; }
 int groups_of(int vocab_size) { return (vocab_size + kVocabGroup - 1) / kVocabGroup; }
@@ -22,13 +22,7 @@ void require(const char* array, int row, bool holds, const char* wanted) {
     throw std::invalid_argument(std::string(array) + "[" + std::to_string(row) + "]: needs " + wanted);
 }
 
-void clear(const Sampled& out, int num_rows) {
-  const ptrdiff_t num_tops = static_cast<ptrdiff_t>(num_rows) * out.max_logprobs;
-  std::fill_n(out.token_ids, num_rows, 0);
-  std::fill_n(out.logprobs, num_rows, std::numeric_limits<float>::quiet_NaN());
-  std::fill_n(out.top_ids, num_tops, -1);
-  std::fill_n(out.top_logprobs, num_tops, std::numeric_limits<float>::quiet_NaN());
-}
+bool is_within(double x, double least, double most) { return x >= least && x <= most; }
 
 // Carves arrays out of one buffer; with a null buffer it only counts.
 struct Carver {
@@ -42,11 +36,12 @@ struct Carver {
   }
 };
 
-Cut cut_after(const float* logits, int32_t id) { return {logits[id], id}; }
-
-// Most likely first, then by id.
-auto order_by(const float* logits) {
-  return [logits](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+void clear(const Sampled& out, int num_rows) {
+  const ptrdiff_t num_tops = static_cast<ptrdiff_t>(num_rows) * out.max_logprobs;
+  std::fill_n(out.token_ids, num_rows, 0);
+  std::fill_n(out.logprobs, num_rows, kNaN);
+  std::fill_n(out.top_ids, num_tops, -1);
+  std::fill_n(out.top_logprobs, num_tops, kNaN);
 }
 
 }  // namespace
@@ -56,7 +51,13 @@ void check_sampling(const Sampling& s, int num_rows, int max_logprobs, int vocab
     require("temperature", r, std::isfinite(s.temperature[r]) && s.temperature[r] >= 0, "a finite number >= 0");
     require("top_k", r, s.top_k[r] >= 0, "at least 0");
     require("top_p", r, s.top_p[r] > 0 && s.top_p[r] <= 1, "above 0 and at most 1");
-    require("min_p", r, s.min_p[r] >= 0 && s.min_p[r] <= 1, "0 to 1");
+    require("min_p", r, is_within(s.min_p[r], 0, 1), "0 to 1");
+    require("typical_p", r, s.typical_p[r] > 0 && s.typical_p[r] <= 1, "above 0 and at most 1");
+    require("top_n_sigma", r, std::isfinite(s.top_n_sigma[r]) && s.top_n_sigma[r] >= 0, "a finite number >= 0");
+    require("xtc_probability", r, is_within(s.xtc_probability[r], 0, 1), "0 to 1");
+    require("xtc_threshold", r, s.xtc_threshold[r] > 0 && s.xtc_threshold[r] <= 1, "above 0 and at most 1");
+    require("order", r, is_within(s.order[r], 0, static_cast<int>(Order::LlamaCpp)), "one of the orders");
+    require("given_id", r, s.given_id[r] >= -1 && s.given_id[r] < vocab_size, "-1 or an id of the vocabulary");
     require("num_logprobs", r,
             s.num_logprobs[r] >= -1 && s.num_logprobs[r] <= max_logprobs && s.num_logprobs[r] <= vocab_size,
             "-1 to the columns of top_ids");
@@ -70,7 +71,8 @@ Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int
   const size_t rows = max_num_rows, threads = num_threads, chunks = rows * num_chunks_;
   group_maxima_ = carver.take<float>(rows * num_groups_);
   chunk_maxima_ = carver.take<float>(chunks);
-  chunk_sums_ = carver.take<float>(chunks);
+  chunk_sums_ = carver.take<double>(chunks);
+  chunk_moments_ = carver.take<Moments>(chunks);
   masses_ = carver.take<uint64_t>(rows * threads * kMassDepths);
   chunk_best_ = carver.take<Scored>(chunks);
   chunk_finite_ = carver.take<bool>(chunks);
@@ -82,18 +84,27 @@ Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int
 size_t Sampler::scratch_bytes(int vocab_size, int max_num_rows, int num_threads) {
   const size_t rows = max_num_rows, threads = num_threads;
   const size_t chunks = rows * chunks_of(vocab_size), groups = groups_of(vocab_size);
-  return align_up(rows * groups * sizeof(float)) + 2 * align_up(chunks * sizeof(float)) +
-         align_up(rows * threads * kMassDepths * sizeof(uint64_t)) + align_up(chunks * sizeof(Scored)) + align_up(chunks * sizeof(bool)) +
-         align_up(rows * sizeof(Row)) + align_up(threads * vocab_size * sizeof(int32_t)) +
-         align_up(threads * groups * sizeof(float));
+  return align_up(rows * groups * sizeof(float)) + align_up(chunks * sizeof(float)) +
+         align_up(chunks * sizeof(double)) + align_up(chunks * sizeof(Moments)) +
+         align_up(rows * threads * kMassDepths * sizeof(uint64_t)) + align_up(chunks * sizeof(Scored)) +
+         align_up(chunks * sizeof(bool)) + align_up(rows * sizeof(Row)) +
+         align_up(threads * vocab_size * sizeof(int32_t)) + align_up(threads * groups * sizeof(float));
+}
+
+// body(row, part, worker) for every chunk of every row.
+template <typename Body>
+void Sampler::for_parts(ThreadPool& pool, int num_rows, Body&& body) {
+  pool.run(num_rows * num_chunks_, [&](int item, int worker) {
+    const int first = item % num_chunks_ * kVocabChunk;
+    body(item / num_chunks_, Part{first, std::min(kVocabChunk, vocab_size_ - first), item}, worker);
+  });
 }
 
 void Sampler::run(ThreadPool& pool, float* logits, int num_rows, const Sampling& sampling, const Sampled& out) {
-  const int chunks = num_chunks_;
-  bool has_changes = false, has_sums = false, has_cuts = false;
+  bool has_changes = false, has_walks = false, has_bands = false, has_sums = false;
   clear(out, num_rows);
   for (int r = 0; r < num_rows; r++) begin(r, logits + static_cast<ptrdiff_t>(r) * vocab_size_, sampling);
-  pool.run(num_rows * chunks, [&](int item, int) { survey(item / chunks, item % chunks); });
+  for_parts(pool, num_rows, [&](int row, const Part& part, int) { survey(row, part); });
   for (int r = 0; r < num_rows; r++) {
     if (!find_maximum(r)) rows_[r].status = RowStatus::NotFinite;
     has_changes |= rows_[r].is_changed;
@@ -101,15 +112,16 @@ void Sampler::run(ThreadPool& pool, float* logits, int num_rows, const Sampling&
   if (has_changes) change(pool, num_rows, sampling, out);
   for (int r = 0; r < num_rows; r++) {
     prepare(r, sampling);
-    has_sums |= rows_[r].wants_sum || rows_[r].wants_mass || rows_[r].wants_best;
-    has_cuts |= rows_[r].wants_cut;
+    has_walks |= rows_[r].wants_walk();
+    has_bands |= rows_[r].wants_band;
+    has_sums |= rows_[r].logprobs == Logprobs::Processed;
   }
-  if (has_sums)
-    pool.run(num_rows * chunks, [&](int item, int worker) { accumulate(item / chunks, item % chunks, worker); });
-  if (has_cuts) {
-    pool.run(num_rows, [&](int row, int worker) { cut(row, worker); });
-    pool.run(num_rows * chunks, [&](int item, int) {
-      if (rows_[item / chunks].wants_cut) score(item / chunks, item % chunks);
+  if (has_walks)
+    for_parts(pool, num_rows, [&](int row, const Part& part, int worker) { walk(row, part, worker); });
+  if (has_bands || has_sums) {
+    pool.run(num_rows, [&](int row, int worker) { find_band(row, sampling.top_n_sigma[row], worker); });
+    for_parts(pool, num_rows, [&](int row, const Part& part, int) {
+      if (rows_[row].wants_band || rows_[row].logprobs == Logprobs::Processed) score(row, part);
     });
   }
   pool.run(num_rows, [&](int row, int worker) { finish(row, sampling, out, worker); });
@@ -119,46 +131,51 @@ void Sampler::begin(int r, float* logits, const Sampling& s) {
   Row& row = rows_[r];
   row = Row{};
   row.logits = logits;
-  row.wants_sum = s.num_logprobs[r] >= 0;
+  row.num_logprobs = s.num_logprobs[r];
+  row.is_chosen = s.given_id[r] < 0;
+  const bool is_processed = s.is_processed[r] && row.is_chosen;
+  if (row.num_logprobs >= 0) row.logprobs = is_processed ? Logprobs::Processed : Logprobs::Raw;
   row.is_changed = has_changes(s.edits, s.masks, r);
 }
 
-void Sampler::survey(int r, int chunk) {
-  const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
-  const ptrdiff_t at = static_cast<ptrdiff_t>(r) * num_chunks_ + chunk;
-  float* maxima = group_maxima_ + static_cast<ptrdiff_t>(r) * num_groups_ + first / kVocabGroup;
-  chunk_finite_[at] = table_.logit_maxima(rows_[r].logits + first, n, maxima, &chunk_maxima_[at]);
+void Sampler::survey(int r, const Part& part) {
+  float* maxima = group_maxima_ + static_cast<ptrdiff_t>(r) * num_groups_ + part.first / kVocabGroup;
+  chunk_finite_[part.at] =
+      table_.logit_maxima(rows_[r].logits + part.first, part.num, maxima, &chunk_maxima_[part.at]);
 }
 
 // Of the chunks' maxima; false where no token is possible or a logit is not finite.
 bool Sampler::find_maximum(int r) {
-  const ptrdiff_t first = static_cast<ptrdiff_t>(r) * num_chunks_;
+  const ptrdiff_t first = first_chunk_of(r);
   const float most = *std::max_element(chunk_maxima_ + first, chunk_maxima_ + first + num_chunks_);
   rows_[r].tempering.maximum = most;
   return most > kImpossible && std::all_of(chunk_finite_ + first, chunk_finite_ + first + num_chunks_,
                                            [](bool finite) { return finite; });
 }
 
-// Edits and masks rows that want it, after what their log-probabilities need of the logits as they came.
+// Edits and masks rows that want it, after what raw log-probabilities need of the logits as they came.
 void Sampler::change(ThreadPool& pool, int num_rows, const Sampling& s, const Sampled& out) {
-  const int chunks = num_chunks_;
   const auto is_wanted = [this](int r) { return rows_[r].is_changed && rows_[r].is_open(); };
-  pool.run(num_rows * chunks, [&](int item, int) {
-    const int r = item / chunks;
-    if (is_wanted(r) && rows_[r].wants_sum) sum(r, item % chunks);
+  for_parts(pool, num_rows, [&](int r, const Part& part, int) {
+    const Row& row = rows_[r];
+    if (is_wanted(r) && row.logprobs == Logprobs::Raw)
+      chunk_sums_[part.at] = table_.logit_sum(row.logits + part.first, part.num, row.tempering.maximum);
   });
   pool.run(num_rows, [&](int r, int worker) {
     if (!is_wanted(r)) return;
-    if (rows_[r].wants_sum) take_sum(r);
-    if (s.num_logprobs[r] > 0) fill_top(r, s.num_logprobs[r], out, worker);
+    if (rows_[r].logprobs == Logprobs::Raw) {
+      take_sum(r);
+      fill_top(r, out, worker);
+      rows_[r].logprobs = Logprobs::RawTaken;
+    }
     apply_edits(s.edits, r, rows_[r].logits);
   });
-  pool.run(num_rows * chunks, [&](int item, int) {
-    const int r = item / chunks, chunk = item % chunks, first = chunk * kVocabChunk, mask = s.masks.of_row[r];
+  for_parts(pool, num_rows, [&](int r, const Part& part, int) {
     if (!is_wanted(r)) return;
-    const uint32_t* bits = s.masks.bits + static_cast<ptrdiff_t>(mask) * mask_words(vocab_size_) + first / 32;
-    if (mask >= 0) table_.mask_logits(rows_[r].logits + first, bits, std::min(kVocabChunk, vocab_size_ - first));
-    survey(r, chunk);
+    const ptrdiff_t mask = s.masks.of_row[r];
+    const uint32_t* bits = s.masks.bits + mask * mask_words(vocab_size_) + part.first / 32;
+    if (mask >= 0) table_.mask_logits(rows_[r].logits + part.first, bits, part.num);
+    survey(r, part);
   });
   for (int r = 0; r < num_rows; r++)
     if (is_wanted(r) && !find_maximum(r)) rows_[r].status = RowStatus::NothingAllowed;
@@ -166,185 +183,163 @@ void Sampler::change(ThreadPool& pool, int num_rows, const Sampling& s, const Sa
 
 void Sampler::prepare(int r, const Sampling& s) {
   Row& row = rows_[r];
-  const ptrdiff_t first = static_cast<ptrdiff_t>(r) * num_chunks_;
   const float most = row.tempering.maximum;
-  row.cut = {kImpossible, -1};
+  row.band = kWholeRow;
   row.tempering = {most, s.temperature[r], s.min_p[r]};
   row.noise = {s.seed[r], s.position[r], s.choice[r]};
-  row.top_k = s.top_k[r] < vocab_size_ ? s.top_k[r] : 0;
-  row.top_p = s.top_p[r];
-  if (row.is_changed) row.wants_sum = false;  // taken already
-  if (!row.is_open()) return;
-  const int group = static_cast<int>(std::find(maxima_of(r), maxima_of(r) + num_groups_, most) - maxima_of(r));
-  row.most_likely =
-      static_cast<int>(std::find(row.logits + group * kVocabGroup, row.logits + vocab_size_, most) - row.logits);
-  if (s.temperature[r] == 0) return;
-  row.wants_mass = row.top_p < 1 && row.top_k == 0;
-  row.wants_cut = row.wants_mass || row.top_k > 0;
-  row.wants_best = !row.wants_cut;
+  row.truncation = {static_cast<Order>(s.order[r]), s.top_k[r] < vocab_size_ ? s.top_k[r] : 0, s.top_p[r],
+                    s.min_p[r], s.typical_p[r], -kInfinity, 1.0};
+  if (!row.is_open()) row.logprobs = Logprobs::None;
+  if (!row.is_open() || !row.is_chosen) return;
+  const RowView view = view_of(r, 0);
+  const int group = static_cast<int>(std::find(view.maxima, view.maxima + num_groups_, most) - view.maxima);
+  row.most_likely = static_cast<int>(
+      std::find(row.logits + group * kVocabGroup, row.logits + vocab_size_, most) - row.logits);
+  if (s.temperature[r] == 0) {  // nothing else is possible
+    row.tempering = {most, 1.0, 0.0};
+    row.band = {most, row.most_likely, most, row.most_likely};
+    return;
+  }
+  const bool has_xtc = s.xtc_probability[r] > 0 && table_.uniform(row.noise) < s.xtc_probability[r];
+  if (has_xtc) row.truncation.xtc_threshold = s.xtc_threshold[r];
+  row.wants_moments = s.top_n_sigma[r] > 0;
+  const bool is_plain = row.truncation.is_plain() && !row.wants_moments;
+  row.wants_mass = is_plain && row.truncation.top_p < 1 && row.truncation.top_k == 0;
+  row.wants_band = !is_plain || row.wants_mass || row.truncation.top_k > 0;
+  row.wants_best = true;
   if (row.wants_mass) std::fill_n(masses_of(r, 0), num_threads_ * kMassDepths, uint64_t{0});
-  // The most likely token is never cut, so its score is where every chunk may begin.
+  // The most likely token is in any band that is not cut from above.
   const double score = table_.token_score(most, row.most_likely, row.tempering, row.noise);
-  std::fill_n(chunk_best_ + first, num_chunks_, Scored{score, row.most_likely});
+  std::fill_n(chunk_best_ + first_chunk_of(r), num_chunks_, Scored{score, row.most_likely});
 }
 
-void Sampler::sum(int r, int chunk) {
-  const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
-  chunk_sums_[static_cast<ptrdiff_t>(r) * num_chunks_ + chunk] =
-      table_.logit_sum(rows_[r].logits + first, n, rows_[r].tempering.maximum);
-}
-
-void Sampler::take_sum(int r) {
-  double sum = 0;
-  for (int c = 0; c < num_chunks_; c++) sum += chunk_sums_[static_cast<ptrdiff_t>(r) * num_chunks_ + c];
-  rows_[r].log_sum = static_cast<double>(rows_[r].tempering.maximum) + table_.log_double(sum);
-}
-
-void Sampler::accumulate(int r, int chunk, int worker) {
+void Sampler::walk(int r, const Part& part, int worker) {
   const Row& row = rows_[r];
-  if (!row.is_open()) return;
-  const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
-  const float *logits = row.logits + first, *maxima = maxima_of(r) + first / kVocabGroup;
-  if (row.wants_sum) sum(r, chunk);
-  if (row.wants_mass) table_.logit_mass(logits, maxima, n, row.tempering, masses_of(r, worker));
-  if (row.wants_best) score(r, chunk);
+  const float* logits = row.logits + part.first;
+  if (row.logprobs == Logprobs::Raw)
+    chunk_sums_[part.at] = table_.logit_sum(logits, part.num, row.tempering.maximum);
+  if (row.wants_moments)
+    chunk_moments_[part.at] = table_.logit_moments(logits, part.num, row.tempering.maximum);
+  if (row.wants_mass) {
+    const float* maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
+    table_.logit_mass(logits, maxima, part.num, row.tempering, masses_of(r, worker));
+  }
+  if (row.wants_best && !row.wants_band && row.logprobs != Logprobs::Processed) score(r, part);
 }
 
-void Sampler::score(int r, int chunk) {
+// The best of a part, and the sum over what it was chosen among.
+void Sampler::score(int r, const Part& part) {
   const Row& row = rows_[r];
-  const int first = chunk * kVocabChunk, n = std::min(kVocabChunk, vocab_size_ - first);
-  table_.best_score(row.logits + first, maxima_of(r) + first / kVocabGroup, first, n, row.tempering, row.noise, row.cut,
-                    &chunk_best_[static_cast<ptrdiff_t>(r) * num_chunks_ + chunk]);
+  const float *logits = row.logits + part.first, *maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
+  if (row.wants_best)
+    table_.best_score(logits, maxima, part.first, part.num, row.tempering, row.noise, row.band, &chunk_best_[part.at]);
+  if (row.logprobs == Logprobs::Processed)
+    chunk_sums_[part.at] = table_.band_sum(logits, maxima, part.first, part.num, row.tempering, row.band);
+}
+
+// What truncation leaves. min_p needs no place in a plain order: scoring drops what it drops.
+void Sampler::find_band(int r, double top_n_sigma, int worker) {
+  Row& row = rows_[r];
+  if (!row.wants_band) return;
+  const RowView view = view_of(r, worker);
+  Truncation& wanted = row.truncation;
+  if (row.wants_mass) {
+    uint64_t* masses = masses_of(r, 0);
+    for (int w = 1; w < num_threads_; w++)
+      for (int depth = 0; depth < kMassDepths; depth++) masses[depth] += masses_of(r, w)[depth];
+    row.band = band_of_top_p(view, row.tempering, masses, wanted.top_p);
+    return;
+  }
+  if (row.wants_moments) {
+    const Moments* parts = chunk_moments_ + first_chunk_of(r);
+    Moments m{0, 0, 0};
+    for (int c = 0; c < num_chunks_; c++)
+      m = {m.num + parts[c].num, m.sum + parts[c].sum, m.sum_of_squares + parts[c].sum_of_squares};
+    const double mean = m.sum / m.num, variance = std::max(m.sum_of_squares / m.num - mean * mean, 0.0);
+    wanted.least_logit = static_cast<double>(row.tempering.maximum) - top_n_sigma * std::sqrt(variance);
+  }
+  if (wanted.is_plain()) {
+    row.band = band_of_top_k(view, row.tempering, wanted.top_k, wanted.top_p);
+    return;
+  }
+  const double temperature = wanted.order == Order::LlamaCpp ? 1.0 : row.tempering.temperature;
+  row.band = band_of_chain(view, {row.tempering.maximum, temperature, 0.0}, wanted);
+  row.tempering.min_p = 0;  // the band says it all
+  if (row.band.most == kInfinity) return;
+  const Scored best{table_.token_score(row.band.most, row.band.first_id, row.tempering, row.noise), row.band.first_id};
+  std::fill_n(chunk_best_ + first_chunk_of(r), num_chunks_, best);
 }
 
 void Sampler::finish(int r, const Sampling& s, const Sampled& out, int worker) {
-  const Row& row = rows_[r];
+  Row& row = rows_[r];
   out.status[r] = row.status;
   if (!row.is_open()) return;
-  const int id = s.temperature[r] > 0 ? best_of(r) : row.most_likely;
+  const int id = !row.is_chosen ? s.given_id[r] : row.wants_best ? best_of(r) : row.most_likely;
   out.token_ids[r] = id;
-  if (s.num_logprobs[r] < 0) return;
-  if (row.wants_sum) {
+  if (row.logprobs == Logprobs::None) return;
+  if (row.logprobs != Logprobs::RawTaken) {
     take_sum(r);
-    if (s.num_logprobs[r] > 0) fill_top(r, s.num_logprobs[r], out, worker);
+    fill_top(r, out, worker);
   }
-  out.logprobs[r] = logprob(r, logit_before(s.edits, r, row.logits, id));
-}
-
-float Sampler::logprob(int r, float logit) const {
-  return static_cast<float>(static_cast<double>(logit) - rows_[r].log_sum);
+  const bool is_raw = row.logprobs != Logprobs::Processed;
+  out.logprobs[r] = logprob(row, is_raw ? logit_before(s.edits, r, row.logits, id) : row.logits[id]);
 }
 
 int Sampler::best_of(int r) const {
-  const Scored* best = chunk_best_ + static_cast<ptrdiff_t>(r) * num_chunks_;
+  const Scored* best = chunk_best_ + first_chunk_of(r);
   return std::min_element(best, best + num_chunks_, [](const Scored& a, const Scored& b) {
            return a.score != b.score ? a.score > b.score : a.token_id < b.token_id;
          })->token_id;
 }
 
-// Where truncation ends: the last token kept, most likely first, then by id. min_p needs no place in
-// that order, as scoring drops what it drops.
-void Sampler::cut(int r, int worker) {
+void Sampler::take_sum(int r) {
   Row& row = rows_[r];
-  if (!row.wants_cut) return;
-  row.cut = row.top_k > 0 ? cut_top_k(r, worker) : cut_top_p(r, worker);
+  double sum = 0;
+  for (int c = 0; c < num_chunks_; c++) sum += chunk_sums_[first_chunk_of(r) + c];
+  row.log_sum = table_.log_double(sum);
+  if (row.logprobs == Logprobs::Raw) row.log_sum += static_cast<double>(row.tempering.maximum);
 }
 
-Cut Sampler::cut_top_k(int r, int worker) const {
-  const Row& row = rows_[r];
+float Sampler::logprob(const Row& row, float logit) const {
   const Tempering& t = row.tempering;
-  Candidates kept = gather(r, kth_bound(r, row.top_k, worker), kInfinity, worker);
-  const auto is_before = order_by(row.logits);
-  if (kept.num > row.top_k) {
-    std::nth_element(kept.ids, kept.ids + row.top_k - 1, kept.ids + kept.num, is_before);
-    kept.num = row.top_k;
-  }
-  if (row.top_p >= 1) return cut_after(row.logits, *std::max_element(kept.ids, kept.ids + kept.num, is_before));
-  if (t.min_p > 0) {
-    const auto is_kept = [&](int32_t id) { return table_.token_probability(row.logits[id], t) >= t.min_p; };
-    kept.num = static_cast<int>(std::partition(kept.ids, kept.ids + kept.num, is_kept) - kept.ids);
-  }
-  uint64_t total = 0;
-  for (int i = 0; i < kept.num; i++) total += table_.token_mass(row.logits[kept.ids[i]], t);
-  return end_of_mass(row, kept, 0, row.top_p * static_cast<double>(total));
+  const bool is_raw = row.logprobs != Logprobs::Processed;
+  const double x = is_raw ? logit : (static_cast<double>(logit) - static_cast<double>(t.maximum)) / t.temperature;
+  return static_cast<float>(x - row.log_sum);
 }
 
-// The depth at which the mass suffices is found by counting; only the tokens of that depth are sorted.
-Cut Sampler::cut_top_p(int r, int worker) const {
+void Sampler::fill_top(int r, const Sampled& out, int worker) {
   const Row& row = rows_[r];
-  const Tempering& t = row.tempering;
-  uint64_t* masses = masses_of(r, 0);
-  uint64_t total = 0, before = 0;
-  for (int depth = 0; depth < kMassDepths; depth++) {
-    for (int w = 1; w < num_threads_; w++) masses[depth] += masses_of(r, w)[depth];
-    total += masses[depth];
-  }
-  const double wanted = row.top_p * static_cast<double>(total);
-  int depth = 0;
-  while (depth < kMassDepths - 1 && static_cast<double>(before + masses[depth]) < wanted) before += masses[depth++];
-  // Bounds a little too wide, then exactly those of the depth.
-  const double nats = depth / kDepthsPerNat * t.temperature, step = t.temperature / kDepthsPerNat;
-  const double slack = 1e-5 * (std::abs(static_cast<double>(t.maximum)) + nats + step);
-  const double most = t.maximum - nats + slack, least = most - step - 2 * slack;
-  Candidates kept = gather(r, depth == kMassDepths - 1 ? kImpossible : static_cast<float>(least),
-                           static_cast<float>(most), worker);
-  const auto is_kept = [&](int32_t id) {
-    return table_.token_depth(row.logits[id], t) == depth && table_.token_probability(row.logits[id], t) >= t.min_p;
+  const int num = row.num_logprobs;
+  if (num == 0) return;
+  const RowView view = view_of(r, worker);
+  const bool is_raw = row.logprobs == Logprobs::Raw;
+  const Band& band = is_raw ? kWholeRow : row.band;
+  const auto among = [&](float least) {
+    Candidates found = gather(view, std::max(least, band.least), band.most);
+    const auto is_kept = [&](int32_t id) {
+      const float logit = row.logits[id];
+      return band.holds(logit, id) && table_.token_probability(logit, row.tempering) >= row.tempering.min_p;
+    };
+    if (!is_raw) found.num = static_cast<int>(std::partition(found.ids, found.ids + found.num, is_kept) - found.ids);
+    return found;
   };
-  kept.num = static_cast<int>(std::partition(kept.ids, kept.ids + kept.num, is_kept) - kept.ids);
-  return end_of_mass(row, kept, before, wanted);
-}
-
-// The first of these tokens, in order, at which `mass` has grown to `wanted`; else the last.
-Cut Sampler::end_of_mass(const Row& row, const Candidates& kept, uint64_t mass, double wanted) const {
-  std::sort(kept.ids, kept.ids + kept.num, order_by(row.logits));
-  for (int i = 0; i < kept.num; i++) {
-    mass += table_.token_mass(row.logits[kept.ids[i]], row.tempering);
-    if (static_cast<double>(mass) >= wanted) return cut_after(row.logits, kept.ids[i]);
-  }
-  return kept.num > 0 ? cut_after(row.logits, kept.ids[kept.num - 1]) : cut_after(row.logits, row.most_likely);
-}
-
-// A logit that at least k tokens reach: the k-th largest of the groups' maxima.
-float Sampler::kth_bound(int r, int k, int worker) const {
-  if (k >= num_groups_) return kImpossible;
-  float* sorted = sorted_maxima_ + static_cast<ptrdiff_t>(worker) * num_groups_;
-  std::copy_n(maxima_of(r), num_groups_, sorted);
-  std::nth_element(sorted, sorted + k - 1, sorted + num_groups_, std::greater<float>());
-  return sorted[k - 1];
-}
-
-// Every possible token whose logit is in [least, most], by id.
-Sampler::Candidates Sampler::gather(int r, float least, float most, int worker) const {
-  const float* logits = rows_[r].logits;
-  Candidates found{ids_ + static_cast<ptrdiff_t>(worker) * vocab_size_, 0};
-  for (int group = 0; group < num_groups_; group++) {
-    if (maxima_of(r)[group] < least) continue;
-    const int end = std::min((group + 1) * kVocabGroup, vocab_size_);
-    for (int id = group * kVocabGroup; id < end; id++)
-      if (logits[id] >= least && logits[id] <= most && logits[id] > kImpossible) found.ids[found.num++] = id;
-  }
-  return found;
-}
-
-void Sampler::fill_top(int r, int num, const Sampled& out, int worker) {
-  const Row& row = rows_[r];
-  Candidates top = gather(r, kth_bound(r, num, worker), kInfinity, worker);
+  Candidates top = among(band.most == kInfinity ? kth_bound(view, num) : kImpossible);
   if (top.num >= num) {
     std::nth_element(top.ids, top.ids + num - 1, top.ids + top.num, order_by(row.logits));
     // Logits a little below the last may round to the same log-probability: ids decide among those.
-    const float last = row.logits[top.ids[num - 1]];
-    const double slack = (std::abs(static_cast<double>(last)) + std::abs(row.log_sum)) * 0x1p-22;
-    top = gather(r, static_cast<float>(static_cast<double>(last) - slack), kInfinity, worker);
+    const auto last = static_cast<double>(row.logits[top.ids[num - 1]]);
+    const double scale = is_raw ? 1.0 : row.tempering.temperature;
+    const double nats = std::abs(last) + std::abs(static_cast<double>(row.tempering.maximum)) + scale * std::abs(row.log_sum);
+    top = among(static_cast<float>(std::max(last - nats * 0x1p-21, -0x1p127)));
   }
   std::sort(top.ids, top.ids + top.num, [&](int32_t a, int32_t b) {
-    const float x = logprob(r, row.logits[a]), y = logprob(r, row.logits[b]);
+    const float x = logprob(row, row.logits[a]), y = logprob(row, row.logits[b]);
     return x != y ? x > y : a < b;
   });
   for (int i = 0; i < std::min(num, top.num); i++) {
     const ptrdiff_t at = static_cast<ptrdiff_t>(r) * out.max_logprobs + i;
     out.top_ids[at] = top.ids[i];
-    out.top_logprobs[at] = logprob(r, row.logits[top.ids[i]]);
+    out.top_logprobs[at] = logprob(row, row.logits[top.ids[i]]);
   }
 }
 

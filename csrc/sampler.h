@@ -1,7 +1,8 @@
 // From rows of logits to one token each: changed logits, truncation, choice by noise, log-probabilities.
-// Not here: the arithmetic of one token (sample.h), or where logits come from.
+// Not here: the arithmetic of one token (sample.h), what truncation keeps (truncation.h), or where logits
+// come from.
 // Truth: kernels/reference_sampling.py. Always true: a row's token depends on that row alone. The logits
-// of a row that has edits or a mask are changed in place; its log-probabilities are those from before.
+// of a row that has edits or a mask are changed in place; raw log-probabilities are those from before.
 #pragma once
 #include <cstdint>
 
@@ -9,6 +10,7 @@
 #include "memory.h"
 #include "processors.h"
 #include "threads.h"
+#include "truncation.h"
 
 namespace insitu {
 
@@ -18,10 +20,17 @@ struct Sampling {
   const int32_t* top_k;         // 0: off
   const double* top_p;          // 1: off
   const double* min_p;          // 0: off
+  const double* typical_p;      // 1: off
+  const double* top_n_sigma;    // 0: off
+  const double* xtc_probability;  // 0: off
+  const double* xtc_threshold;
+  const int32_t* order;         // of truncation: Order
   const uint64_t* seed;
   const uint32_t* choice;
   const uint32_t* position;     // that the sampled token will take
+  const int32_t* given_id;      // a token that is not to be chosen, only its log-probability told; -1: choose
   const int32_t* num_logprobs;  // -1: none, not even the sampled token's
+  const int32_t* is_processed;  // 1: log-probabilities of what was chosen among; 0: of the logits as they came
   Edits edits;
   Masks masks;
 };
@@ -39,7 +48,7 @@ enum class RowStatus : uint8_t {
 struct Sampled {
   int32_t* token_ids;           // [R]; 0 where none was chosen
   float* logprobs;              // [R]; NaN unless asked for
-  int32_t* top_ids;             // [R, max_logprobs]; -1 beyond what was asked for
+  int32_t* top_ids;             // [R, max_logprobs]; -1 beyond what was asked for, or is possible
   float* top_logprobs;          // [R, max_logprobs]
   RowStatus* status;            // [R]
   int max_logprobs;
@@ -53,53 +62,64 @@ class Sampler {
   void run(ThreadPool& pool, float* logits, int num_rows, const Sampling& sampling, const Sampled& out);
 
  private:
+  // Which log-probabilities a row is to tell, and in which phase their sum is taken.
+  enum class Logprobs : uint8_t { None, Raw, RawTaken, Processed };
   struct Row {                  // what the phases of one row leave for each other
     float* logits;
     Tempering tempering;
     Noise noise;
-    int most_likely, top_k;
-    double top_p, log_sum;      // log_sum: of the exponentials of the logits as they came
-    Cut cut;
+    Truncation truncation;
+    Band band;
+    int most_likely, num_logprobs;
+    double log_sum;             // of the exponentials that log-probabilities are of
+    Logprobs logprobs;
     RowStatus status;
-    bool is_changed, wants_sum, wants_mass, wants_best, wants_cut;
+    bool is_changed, is_chosen, wants_moments, wants_mass, wants_best, wants_band;
 
     bool is_open() const { return status == RowStatus::Chosen; }
+    bool wants_walk() const {
+      return logprobs == Logprobs::Raw || wants_moments || wants_mass || (wants_best && !wants_band);
+    }
   };
-  struct Candidates {
-    int32_t* ids;
-    int num;
+  struct Part {                 // of a row: what one worker walks over at a time
+    int first, num;
+    ptrdiff_t at;               // its place among the chunks of all rows
   };
 
-  void survey(int row, int chunk);
+  template <typename Body>
+  void for_parts(ThreadPool& pool, int num_rows, Body&& body);
   void begin(int index, float* logits, const Sampling& sampling);
-  bool find_maximum(int index);
+  void survey(int row, const Part& part);
+  bool find_maximum(int row);
   void change(ThreadPool& pool, int num_rows, const Sampling& sampling, const Sampled& out);
   void prepare(int index, const Sampling& sampling);
-  void sum(int row, int chunk);
-  void accumulate(int row, int chunk, int worker);
-  void score(int row, int chunk);
-  void cut(int row, int worker);
-  Cut cut_top_k(int row, int worker) const;
-  Cut cut_top_p(int row, int worker) const;
-  Cut end_of_mass(const Row& row, const Candidates& kept, uint64_t mass, double wanted) const;
-  void take_sum(int index);
+  void walk(int row, const Part& part, int worker);
+  void score(int row, const Part& part);
+  void find_band(int row, double top_n_sigma, int worker);
   void finish(int index, const Sampling& sampling, const Sampled& out, int worker);
   int best_of(int row) const;
-  float kth_bound(int index, int k, int worker) const;
-  Candidates gather(int index, float least, float most, int worker) const;
-  void fill_top(int index, int num, const Sampled& out, int worker);
-  const float* maxima_of(int row) const { return group_maxima_ + static_cast<ptrdiff_t>(row) * num_groups_; }
+  void take_sum(int row);
+  void fill_top(int index, const Sampled& out, int worker);
+  float logprob(const Row& row, float logit) const;
+
+  RowView view_of(int row, int worker) const {
+    const float* maxima = group_maxima_ + static_cast<ptrdiff_t>(row) * num_groups_;
+    return {table_, rows_[row].logits, maxima, vocab_size_, num_groups_,
+            ids_ + static_cast<ptrdiff_t>(worker) * vocab_size_,
+            sorted_maxima_ + static_cast<ptrdiff_t>(worker) * num_groups_};
+  }
+  ptrdiff_t first_chunk_of(int row) const { return static_cast<ptrdiff_t>(row) * num_chunks_; }
   uint64_t* masses_of(int row, int worker) const {
     return masses_ + (static_cast<ptrdiff_t>(row) * num_threads_ + worker) * kMassDepths;
   }
-  float logprob(int index, float logit) const;
 
   const KernelTable& table_;
   const int vocab_size_, num_chunks_, num_groups_, num_threads_;
   // [max_num_rows, ...] each
   float* group_maxima_;
   float* chunk_maxima_;
-  float* chunk_sums_;
+  double* chunk_sums_;
+  Moments* chunk_moments_;
   uint64_t* masses_;            // [max_num_rows, num_threads, kMassDepths]
   Scored* chunk_best_;
   bool* chunk_finite_;

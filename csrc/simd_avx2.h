@@ -84,14 +84,15 @@ static inline i32x16 ior(i32x16 a, i32x16 b) { return {_mm256_or_si256(a.lo, b.l
 static inline i32x16 ixor(i32x16 a, i32x16 b) {
   return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
 }
-static inline __m256i umul_wide_8(__m256i a, __m256i f, __m256i* high) {
-  const __m256i even = _mm256_mul_epu32(a, f), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), f);
-  *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
-}
-static inline i32x16 umul_wide(i32x16 a, uint32_t factor, i32x16* high) {
+static inline i32x16 ixor3(i32x16 a, i32x16 b, i32x16 c) { return ixor(ixor(a, b), c); }
+static inline i32x16 umul_even(i32x16 a, uint32_t factor) {
   const __m256i f = _mm256_set1_epi64x(factor);
-  return {umul_wide_8(a.lo, f, &high->lo), umul_wide_8(a.hi, f, &high->hi)};
+  return {_mm256_mul_epu32(a.lo, f), _mm256_mul_epu32(a.hi, f)};
+}
+static inline i32x16 odd_to_even(i32x16 a) { return {_mm256_srli_epi64(a.lo, 32), _mm256_srli_epi64(a.hi, 32)}; }
+static inline i32x16 join_even(i32x16 a, i32x16 b) {
+  return {_mm256_blend_epi32(a.lo, _mm256_slli_epi64(b.lo, 32), 0xaa),
+          _mm256_blend_epi32(a.hi, _mm256_slli_epi64(b.hi, 32), 0xaa)};
 }
 static inline i32x16 imax(i32x16 a, i32x16 b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
 static inline i32x16 imin(i32x16 a, i32x16 b) { return {_mm256_min_epi32(a.lo, b.lo), _mm256_min_epi32(a.hi, b.hi)}; }

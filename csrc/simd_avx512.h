@@ -45,11 +45,11 @@ static inline i32x16 imul(i32x16 a, i32x16 b) { return {_mm512_mullo_epi32(a.v, 
 static inline i32x16 iand(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
 static inline i32x16 ior(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 static inline i32x16 ixor(i32x16 a, i32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
-static inline i32x16 umul_wide(i32x16 a, uint32_t factor, i32x16* high) {
-  const __m512i f = _mm512_set1_epi64(factor), even = _mm512_mul_epu32(a.v, f);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), f);
-  *high = {_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd)};
-  return {_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
+static inline i32x16 ixor3(i32x16 a, i32x16 b, i32x16 c) { return {_mm512_ternarylogic_epi32(a.v, b.v, c.v, 0x96)}; }
+static inline i32x16 umul_even(i32x16 a, uint32_t factor) { return {_mm512_mul_epu32(a.v, _mm512_set1_epi64(factor))}; }
+static inline i32x16 odd_to_even(i32x16 a) { return {_mm512_srli_epi64(a.v, 32)}; }
+static inline i32x16 join_even(i32x16 a, i32x16 b) {
+  return {_mm512_mask_blend_epi32(0xaaaa, a.v, _mm512_slli_epi64(b.v, 32))};
 }
 static inline i32x16 imax(i32x16 a, i32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
 static inline i32x16 imin(i32x16 a, i32x16 b) { return {_mm512_min_epi32(a.v, b.v)}; }

@@ -122,9 +122,18 @@ static inline i32x16 imul(i32x16 a, i32x16 b) {
 static inline i32x16 ixor(i32x16 a, i32x16 b) {
   return ieach([&](int i) { return word(a.v[i]) ^ word(b.v[i]); });
 }
-static inline i32x16 umul_wide(i32x16 a, uint32_t factor, i32x16* high) {
-  *high = ieach([&](int i) { return static_cast<uint32_t>(uint64_t{word(a.v[i])} * factor >> 32); });
-  return ieach([&](int i) { return word(a.v[i]) * factor; });
+static inline i32x16 ixor3(i32x16 a, i32x16 b, i32x16 c) { return ixor(ixor(a, b), c); }
+static inline i32x16 umul_even(i32x16 a, uint32_t factor) {
+  return ieach([&](int i) {
+    const uint64_t product = uint64_t{word(a.v[i & ~1])} * factor;
+    return static_cast<uint32_t>(i & 1 ? product >> 32 : product);
+  });
+}
+static inline i32x16 odd_to_even(i32x16 a) {
+  return ieach([&](int i) { return i & 1 ? 0 : a.v[i | 1]; });
+}
+static inline i32x16 join_even(i32x16 a, i32x16 b) {
+  return ieach([&](int i) { return i & 1 ? b.v[i & ~1] : a.v[i]; });
 }
 static inline i32x16 iand(i32x16 a, i32x16 b) {
   return ieach([&](int i) { return a.v[i] & b.v[i]; });

@@ -123,16 +123,18 @@ static inline i32x16 imul(i32x16 a, i32x16 b) {
 static inline i32x16 ixor(i32x16 a, i32x16 b) {
   return quarters<i32x16>([&](int i) { return veorq_s32(a.v[i], b.v[i]); });
 }
-static inline i32x16 umul_wide(i32x16 a, uint32_t factor, i32x16* high) {
-  i32x16 low;
-  for (int i = 0; i < 4; i++) {
-    const uint32x4_t x = vreinterpretq_u32_s32(a.v[i]);
-    const uint32x4_t first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(x), factor));
-    const uint32x4_t second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(x), factor));
-    low.v[i] = vreinterpretq_s32_u32(vuzp1q_u32(first, second));
-    high->v[i] = vreinterpretq_s32_u32(vuzp2q_u32(first, second));
-  }
-  return low;
+static inline i32x16 ixor3(i32x16 a, i32x16 b, i32x16 c) { return ixor(ixor(a, b), c); }
+static inline uint64x2_t as_pairs(int32x4_t a) { return vreinterpretq_u64_s32(a); }
+static inline i32x16 umul_even(i32x16 a, uint32_t factor) {
+  return quarters<i32x16>(
+      [&](int i) { return vreinterpretq_s32_u64(vmull_n_u32(vmovn_u64(as_pairs(a.v[i])), factor)); });
+}
+static inline i32x16 odd_to_even(i32x16 a) {
+  return quarters<i32x16>([&](int i) { return vreinterpretq_s32_u64(vshrq_n_u64(as_pairs(a.v[i]), 32)); });
+}
+static inline i32x16 join_even(i32x16 a, i32x16 b) {
+  return quarters<i32x16>(
+      [&](int i) { return vreinterpretq_s32_u64(vsliq_n_u64(as_pairs(a.v[i]), as_pairs(b.v[i]), 32)); });
 }
 static inline i32x16 iand(i32x16 a, i32x16 b) {
   return quarters<i32x16>([&](int i) { return vandq_s32(a.v[i], b.v[i]); });

@@ -221,7 +221,8 @@ class Delta:
 
     An answer is reasoning, then content and tool calls; the signs between them are in none of them.
     The last delta of a choice carries ``finish_reason`` and ``usage``, and ``reasoning_finish``
-    where it reasoned; ``stop`` is the stop string that ended it.
+    where it reasoned; ``stop`` is the stop string that ended it. The first of choice 0 carries
+    ``prompt_logprobs`` where they were asked for, from the prompt's second token on.
     """
 
     index: int = 0
@@ -234,6 +235,7 @@ class Delta:
     tool_calls: tuple[ToolCallPiece, ...] = ()
     reasoning_finish: ReasoningFinish | None = None
     stop: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def joined_calls(deltas: Iterable[Delta]) -> tuple[ToolCall, ...]:

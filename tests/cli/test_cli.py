@@ -120,19 +120,22 @@ def test_a_broken_model_file_is_one_line(tmp_path: Path) -> None:
 
 def test_plan_shows_which_file_it_is_and_whose_sampling_values_hold(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    write_gguf(path, pairs={"general.sampling.temp": 0.5, "general.sampling.penalty_repeat": 1.1})
+    asked = {"temp": 0.5, "penalty_repeat": 1.25, "mirostat": 2}
+    write_gguf(path, pairs={f"general.sampling.{name}": one for name, one in asked.items()})
     digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     plan = json.loads(insitu("plan", path, "--json").stdout)
     assert plan["digest"] == digest
     assert plan["size_bytes"] == path.stat().st_size
-    assert plan["sampling_defaults"] == {"temperature": 0.5}
+    assert plan["sampling_defaults"] == {"temperature": 0.5, "repetition_penalty": 1.25}
     text = insitu("plan", path).stdout
     assert f"tiny (llama, {path.stat().st_size / 1e6:.1f} MB)\n{digest}\n" in text
     assert "  temperature = 0.5 (the model's)\n" in text
-    assert "note: the file: general.sampling.penalty_repeat 1.1 is not applied." in text
+    assert "  repetition_penalty = 1.25 (the model's)\n" in text
+    assert "note: the file: general.sampling.mirostat 2 is not applied." in text
     text = insitu("plan", path, "--sampling-defaults", "none").stdout
     assert "  temperature = 1 (insitu's)\n" in text
-    assert "penalty_repeat" not in text
+    assert "repetition_penalty" not in text
+    assert "mirostat" not in text
 
 
 def test_a_bad_sampling_value_is_named_and_can_be_left_aside(tmp_path: Path) -> None:

@@ -120,8 +120,11 @@ Chosen sample(Executor& executor, const Step& last, const Batch& batch) {
   Chosen c{std::vector<int32_t>(rows), std::vector<int32_t>(rows * tops), std::vector<float>(rows),
            std::vector<float>(rows * tops), std::make_unique<RowStatus[]>(rows)};
   const Changes changes(rows, vocab);
-  const Sampling sampling{temperature.data(), top_k.data(),        top_p.data(),      min_p.data(),
-                          seed.data(),        choice.data(),       position.data(),   num_logprobs.data(),
+  const std::vector<double> off(rows, 0.0), none(rows, 1.0);
+  const std::vector<int32_t> order(rows, 0), given(rows, -1);
+  const Sampling sampling{temperature.data(), top_k.data(), top_p.data(), min_p.data(),    none.data(),
+                          off.data(),         off.data(),   none.data(),  order.data(),    seed.data(),
+                          choice.data(),      position.data(), given.data(), num_logprobs.data(), order.data(),
                           changes.edits(),    changes.masks()};
   const Sampled sampled{c.ids.data(),          c.logprobs.data(), c.top_ids.data(),
                         c.top_logprobs.data(), c.status.get(),    tops};

@@ -17,8 +17,8 @@ namespace {
 constexpr int kVocab = 9001, kRows = 14, kTops = 20;
 
 struct Settings {
-  std::vector<double> temperature, top_p, min_p;
-  std::vector<int32_t> top_k, num_logprobs;
+  std::vector<double> temperature, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold;
+  std::vector<int32_t> top_k, order, given_id, num_logprobs, is_processed;
   std::vector<uint64_t> seed;
   std::vector<uint32_t> choice, position;
   Changes changes{kRows, kVocab};
@@ -29,6 +29,13 @@ struct Settings {
       top_p.push_back(r % 3 == 1 ? 0.95 : 1.0);
       min_p.push_back(r % 4 == 2 ? 0.01 : 0.0);
       top_k.push_back(r % 5 == 3 ? 1 + 40 * r : 0);
+      typical_p.push_back(r % 5 == 4 ? 0.7 : 1.0);
+      top_n_sigma.push_back(r % 6 == 5 ? 1.5 : 0.0);
+      xtc_probability.push_back(r % 7 == 6 ? 0.9 : 0.0);
+      xtc_threshold.push_back(0.01);
+      order.push_back(r % 3);
+      given_id.push_back(r == 4 ? 4098 : -1);
+      is_processed.push_back(r % 4 / 2);
       num_logprobs.push_back(r % 2 == 0 ? kTops - r : -1);
       seed.push_back(0x9e3779b97f4a7c15ull * static_cast<uint64_t>(r + 1));
       choice.push_back(static_cast<uint32_t>(r / 2));
@@ -36,8 +43,10 @@ struct Settings {
     }
   }
   Sampling sampling() const {
-    return {temperature.data(), top_k.data(),    top_p.data(),        min_p.data(),    seed.data(),
-            choice.data(),      position.data(), num_logprobs.data(), changes.edits(), changes.masks()};
+    return {temperature.data(),     top_k.data(),         top_p.data(),         min_p.data(),    typical_p.data(),
+            top_n_sigma.data(),     xtc_probability.data(), xtc_threshold.data(), order.data(),  seed.data(),
+            choice.data(),          position.data(),      given_id.data(),      num_logprobs.data(),
+            is_processed.data(),    changes.edits(),      changes.masks()};
   }
 };
 

@@ -139,6 +139,16 @@ void check_ints(int s, int t) {
   const Ints sums = lanes(iadd(a, b)), differences = lanes(isub(a, b)), products = lanes(imul(a, b)),
              ands = lanes(iand(a, b)), ors = lanes(ior(a, b)), most = lanes(imax(a, b)), least = lanes(imin(a, b)),
              left = lanes(ishl(a, t % 32)), right = lanes(ishr_arith(a, t % 32)), down = lanes(ishr_logic(a, t % 32));
+  const Ints all = lanes(ixor3(a, b, iload(ints(s + t).at))), wide = lanes(umul_even(a, 0xD2511F53)),
+             odd = lanes(odd_to_even(a)), joined = lanes(join_even(a, b));
+  for (int i = 0; i < 16; i += 2) {
+    const uint64_t product = uint64_t{static_cast<uint32_t>(x.at[i])} * 0xD2511F53;
+    check("umul_even", wide.at[i], wrapped(static_cast<uint32_t>(product)));
+    check("umul_even", wide.at[i + 1], wrapped(static_cast<uint32_t>(product >> 32)));
+    check("odd_to_even", odd.at[i], x.at[i + 1]);
+    check("join_even", joined.at[i], x.at[i]);
+    check("join_even", joined.at[i + 1], y.at[i]);
+  }
   uint32_t total = 0;
   int32_t maximum = INT32_MIN;
   for (int i = 0; i < 16; i++) {
@@ -147,6 +157,7 @@ void check_ints(int s, int t) {
     check("iadd", sums.at[i], wrapped(u + v));
     check("isub", differences.at[i], wrapped(u - v));
     check("imul", products.at[i], wrapped(u * v));
+    check("ixor3", all.at[i], p ^ q ^ ints(s + t).at[i]);
     check("iand", ands.at[i], p & q);
     check("ior", ors.at[i], p | q);
     check("imax", most.at[i], p > q ? p : q);

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def set_bits(out: memoryview, allowed: Sequence[int]) -> None:
     """Allow these ids and no others."""
     bits = np.zeros(8 * len(out), np.uint8)
-    bits[allowed] = 1
+    bits[list(allowed)] = 1
     np.frombuffer(out, np.uint8)[:] = np.packbits(bits, bitorder="little")
 
 
@@ -84,3 +84,23 @@ class Stubborn(Broken):
         if self.taken:
             raise ValueError("not a token of this grammar")
         self.taken.append(token_id)
+
+
+@dataclass
+class Only(Turns):
+    """Allows these ids alone."""
+
+    ids: tuple[int, ...] = ()
+
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may be the next."""
+        return token_id in self.ids
+
+    def fill_mask(self, out: memoryview) -> bool:
+        """One bit each."""
+        set_bits(out, self.ids)
+        return True
+
+    def fork(self) -> Self:
+        """A copy in the same state."""
+        return type(self)(self.vocab_size, list(self.taken), self.ids)

@@ -9,23 +9,57 @@ import pytest
 from kernels.tiny_decoder import Float32, sampling
 
 from insitu.kernels.native import available_isas, sample
-from insitu.kernels.reference_sampling import Draw, choose
+from insitu.kernels.reference_sampling import (
+    Draw,
+    choose,
+    kept_ids,
+    log_probabilities,
+    processed_log_probabilities,
+)
 from insitu.kernels.sampling import RowStatus, StepResult
+from insitu.sampling_params import Order
 
 CHOSEN = RowStatus.CHOSEN
 SEED = 0x1234_5678_9ABC_DEF0
 SETTINGS: list[dict[str, Any]] = [
-    {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-    {"temperature": 0.3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-    {"temperature": 2.5, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
-    {"temperature": 0.8, "top_k": 40, "top_p": 1.0, "min_p": 0.0},
-    {"temperature": 1.0, "top_k": 3000, "top_p": 0.95, "min_p": 0.0},
-    {"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
-    {"temperature": 1.7, "top_k": 0, "top_p": 0.999, "min_p": 0.001},
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 2.5, "min_p": 0.05},
+    {"temperature": 0.8, "top_k": 40},
+    {"temperature": 1.0, "top_k": 3000, "top_p": 0.95},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.7, "top_p": 0.999, "min_p": 0.001},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.5, "min_p": 0.1},
-    {"temperature": 1.0, "top_k": 0, "top_p": 1e-9, "min_p": 0.0},
-    {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0},
-]
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1e6},
+    {"temperature": 1e6, "top_p": 0.5},
+    {"temperature": 1e300, "top_p": 0.5, "typical_p": 0.9},
+    {"temperature": 1.0, "typical_p": 0.6},
+    {"temperature": 0.7, "typical_p": 0.2, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.5, "typical_p": 1e-9},
+    {"temperature": 1.5, "top_n_sigma": 1.0},
+    {"temperature": 3.0, "top_n_sigma": 2.5, "top_k": 50},
+    {"temperature": 1.0, "top_n_sigma": 1.2, "top_p": 0.7, "min_p": 0.02},
+    {"temperature": 1.0, "top_n_sigma": 1e-9},
+    {"temperature": 1.0, "xtc_probability": 0.7, "xtc_threshold": 0.02},
+    {"temperature": 0.8, "xtc_probability": 1.0, "xtc_threshold": 0.1, "top_k": 30},
+    {"temperature": 2.0, "xtc_probability": 1.0, "xtc_threshold": 0.51},
+    {"temperature": 1.3, "xtc_probability": 1.0, "xtc_threshold": 1e-4, "min_p": 0.01},
+    {"order": Order.HUGGINGFACE, "temperature": 0.9, "top_k": 50, "top_p": 0.8, "min_p": 0.2},
+    {"order": Order.HUGGINGFACE, "temperature": 1.2, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.8},
+    {"order": Order.HUGGINGFACE, "temperature": 1.2, "min_p": 0.1},
+    {
+        "order": Order.LLAMA_CPP, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+        "typical_p": 0.9, "top_n_sigma": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.1,
+    },
+    {"order": Order.LLAMA_CPP, "temperature": 1.5, "top_p": 0.9},
+    {"order": Order.LLAMA_CPP, "temperature": 1.5, "min_p": 0.1},
+    {"order": Order.LLAMA_CPP, "temperature": 1.5, "typical_p": 0.5, "min_p": 0.1},
+    {"order": Order.LLAMA_CPP, "temperature": 1.5, "top_k": 7},
+]  # fmt: skip
+# Of the temperatures that are greedy but in name.
+TINY = [1e-3, 1e-6, 1e-30, 1e-38, 1e-40, 1e-45, 5e-324]
 
 
 def _logits(rows: int, vocab: int, seed: int = 0) -> Float32:
@@ -41,7 +75,7 @@ def _bits(result: StepResult) -> bytes:
     return b"".join(part.tobytes() for part in parts)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("vocab", [77, 9001])
 def test_the_same_token_as_the_definition(settings: dict[str, Any], vocab: int) -> None:
     logits = _logits(24, vocab)
@@ -118,3 +152,64 @@ def test_tokens_come_as_often_as_their_probability() -> None:
     counts = np.bincount(sample(logits, arrays).token_ids, minlength=5)
     chi_square = ((counts - num * probabilities) ** 2 / (num * probabilities)).sum()
     assert chi_square < 18.5  # 4 degrees of freedom: one in a thousand
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, *SETTINGS], ids=str)
+def test_processed_log_probabilities_are_of_what_was_chosen_among(settings: dict[str, Any]) -> None:
+    vocab = 2000
+    logits = _logits(8, vocab)
+    arrays = sampling(
+        8, **settings, seed=SEED, position=np.arange(8), num_logprobs=6, is_processed=1
+    )
+    results = [
+        sample(logits, arrays, num_threads=threads, isa=isa)
+        for isa in available_isas()
+        for threads in (1, 3)
+    ]
+    assert all(_bits(result) == _bits(results[0]) for result in results)
+    for row, (token_id, logprob) in enumerate(
+        zip(results[0].token_ids, results[0].logprobs, strict=True)
+    ):
+        exact = processed_log_probabilities(logits[row], Draw(**settings, seed=SEED, position=row))
+        assert logprob == pytest.approx(exact[token_id], abs=3e-6)
+        num = min(6, int((exact > -np.inf).sum()))
+        assert (results[0].top_ids[row, num:] == -1).all()
+        told = results[0].top_logprobs[row, :num]
+        assert np.allclose(told, np.sort(exact)[::-1][:num], atol=3e-6)
+        assert np.allclose(told, exact[results[0].top_ids[row, :num]], atol=3e-6)
+
+
+def test_a_given_token_is_not_chosen_but_told_of() -> None:
+    logits = _logits(4, 500)
+    arrays = sampling(
+        4, temperature=1.0, given_id=[-1, 7, 499, 3], num_logprobs=[2, 2, 0, -1], seed=3
+    )
+    result = sample(logits, arrays)
+    assert result.token_ids.tolist()[1:] == [7, 499, 3]
+    for row, token_id in ((1, 7), (2, 499)):
+        exact = log_probabilities(logits[row])
+        assert result.logprobs[row] == pytest.approx(exact[token_id], abs=2e-6)
+    assert result.top_ids[1].tolist() == kept_ids(logits[1], Draw())[:2].tolist()
+    assert np.isnan(result.logprobs[3])
+
+
+@pytest.mark.parametrize("temperature", TINY)
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = _logits(6, 3000)
+    greedy = sample(logits, sampling(6)).token_ids.tolist()
+    for settings in ({}, {"top_p": 0.9}, {"typical_p": 0.9}, {"min_p": 0.1}, {"top_k": 5}):
+        for seed in range(1, 4):
+            arrays = sampling(6, temperature=temperature, seed=seed, num_logprobs=1, **settings)
+            result = sample(logits, arrays)
+            # Of equal logits any may be the one: the lowest id where there is one alone.
+            for row, token_id in enumerate(result.token_ids):
+                assert logits[row, token_id] == logits[row, greedy[row]]
+            assert (result.status == RowStatus.CHOSEN).all()
+
+
+def test_a_huge_temperature_is_all_but_even() -> None:
+    num, vocab = 20000, 8
+    logits = np.tile(_logits(2, vocab)[0], (num, 1))
+    arrays = sampling(num, temperature=1e6, seed=2, position=np.arange(num))
+    counts = np.bincount(sample(logits, arrays).token_ids, minlength=vocab)
+    assert ((counts - num / vocab) ** 2 / (num / vocab)).sum() < 24.3  # 7 degrees: 1 in 1000

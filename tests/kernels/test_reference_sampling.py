@@ -11,7 +11,9 @@ from insitu.kernels.reference_sampling import (
     kept_ids,
     log_probabilities,
     philox_words,
+    uniform,
 )
+from insitu.sampling_params import Order
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.15, 0.3, 0.1])).astype(np.float32)
 
@@ -32,10 +34,28 @@ def test_philox_gives_the_published_words() -> None:
         (Draw(min_p=0.26), [1, 3, 2]),
         (Draw(min_p=0.26, top_p=0.8), [1, 3]),  # mass of what min_p left
         (Draw(top_k=3, top_p=0.83), [1, 3, 2]),
+        (Draw(temperature=2, min_p=0.45), [1, 3, 2, 4]),  # of square roots of the shares
+        (Draw(temperature=2, min_p=0.45, order=Order.LLAMA_CPP), [1, 3]),
+        (Draw(top_p=0.55, min_p=0.74), [1]),  # min_p leaves 0.4 and 0.3, of which 0.4 is 0.57
+        (Draw(top_p=0.55, min_p=0.74, order=Order.HUGGINGFACE), [1, 3]),
+        (Draw(typical_p=0.2), [3]),  # entropy 1.39, surprises 0.92 1.2 1.9 2.3 3
+        (Draw(typical_p=0.4), [3, 1]),
+        (Draw(typical_p=0.75), [1, 3, 2]),
+        (Draw(typical_p=0.75, top_k=2), [1, 3]),
+        (Draw(typical_p=0.2, top_p=0.9, order=Order.LLAMA_CPP), [3]),
+        (Draw(top_n_sigma=0.5), [1, 3]),  # sigma 0.72
+        (Draw(top_n_sigma=1.5), [1, 3, 2]),
+        (Draw(top_n_sigma=1.5, temperature=9.0), [1, 3, 2]),
+        (Draw(xtc_probability=1, xtc_threshold=0.2), [3, 2, 4, 0]),
+        (Draw(xtc_probability=1, xtc_threshold=0.35), [1, 3, 2, 4, 0]),  # one alone stays
+        (Draw(xtc_probability=1, xtc_threshold=0.5), [1, 3, 2, 4, 0]),
+        (Draw(xtc_probability=1, xtc_threshold=0.2, top_k=2), [3]),
+        (Draw(xtc_probability=0, xtc_threshold=0.2), [1, 3, 2, 4, 0]),
+        (Draw(temperature=0, top_k=3), [1]),
     ],
 )
 def test_truncation_keeps(draw: Draw, kept: list[int]) -> None:
-    assert kept_ids(LOGITS, draw).tolist() == kept
+    assert sorted(kept_ids(LOGITS, draw).tolist()) == sorted(kept)
 
 
 def test_ties_go_to_the_lowest_id() -> None:
@@ -71,3 +91,10 @@ def test_noise_of_a_token_does_not_depend_on_the_others() -> None:
 def test_log_probabilities_add_up() -> None:
     assert np.exp(log_probabilities(LOGITS * 1).astype(np.float64)).sum() == pytest.approx(1)
     assert log_probabilities(LOGITS)[1] == pytest.approx(np.log(0.4), abs=1e-6)
+
+
+def test_xtc_is_drawn_as_often_as_asked() -> None:
+    drawn = [uniform(Draw(seed=3, position=at)) < 0.3 for at in range(4000)]
+    assert 1100 < sum(drawn) < 1300
+    # Apart from the noise of any token.
+    assert uniform(Draw(seed=0)) != pytest.approx((0x6627E8D5 + 0.5) / 2**32)

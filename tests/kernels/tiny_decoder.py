@@ -5,7 +5,7 @@ Not here: any check. Always true: the same seed gives the same weights; block id
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,20 +212,4 @@ def sampling(
     **changed: Any,
 ) -> SamplingArrays:
     """Greedy, but for what is given: a number for all rows or one a row."""
-    fields: dict[str, tuple[object, type[np.generic]]] = {
-        "temperature": (0.0, np.float64),
-        "top_k": (0, np.int32),
-        "top_p": (1.0, np.float64),
-        "min_p": (0.0, np.float64),
-        "seed": (0, np.uint64),
-        "choice": (0, np.uint32),
-        "position": (0, np.uint32),
-        "num_logprobs": (-1, np.int32),
-    }
-    arrays = {
-        name: np.ascontiguousarray(
-            np.broadcast_to(np.array(changed.get(name, value), dtype), (rows,))
-        )
-        for name, (value, dtype) in fields.items()
-    }
-    return SamplingArrays(**arrays, edits=edits, masks=masks)
+    return replace(SamplingArrays.of(rows, **changed), edits=edits, masks=masks)

@@ -59,6 +59,9 @@ def test_no_limit_is_written_in_two_ways(tmp_path: Path) -> None:
         ("top_p", [0.9]),
         ("min_p", -0.1),
         ("min_p", {}),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 2.5),
+        ("typical_p", 0),
         ("do_sample", "yes"),
     ],
 )
@@ -74,16 +77,28 @@ def test_a_bad_value_of_a_gguf_names_its_key(tmp_path: Path) -> None:
 
 
 def test_what_is_not_applied_is_noted_and_neutral_values_are_not(tmp_path: Path) -> None:
-    more = {"repetition_penalty": 1.1, "typical_p": 1.0, "num_beams": 1, "bad_words_ids": [[5]]}
+    more = {"penalty_alpha": 0.6, "guidance_scale": 1.0, "num_beams": 1, "bad_words_ids": [[5]]}
     assert of_folder(tmp_path, **more).notes == (
-        "generation_config.json: repetition_penalty 1.1 is not applied.",
+        "generation_config.json: penalty_alpha 0.6 is not applied.",
         "generation_config.json: bad_words_ids is not applied.",
     )
-    notes = of_gguf(tmp_path, penalty_repeat=1.1, mirostat=0, xtc_probability=0.5).notes
-    assert notes == (
-        "the file: general.sampling.penalty_repeat 1.1 is not applied.",
-        "the file: general.sampling.xtc_probability 0.5 is not applied.",
-    )
+    notes = of_gguf(tmp_path, num_beams=1, mirostat=2).notes
+    assert notes == ("the file: general.sampling.mirostat 2 is not applied.",)
+
+
+def test_penalties_and_truncation_of_either_format_are_applied_where_they_ask_for_something(
+    tmp_path: Path,
+) -> None:
+    wanted = {"repetition_penalty": 1.1, "typical_p": 0.9, "frequency_penalty": -0.5}
+    assert of_folder(tmp_path, **wanted, presence_penalty=0, xtc_probability=0.0).values == wanted
+    found = of_gguf(
+        tmp_path, penalty_repeat=1.1, penalty_last_n=64, xtc_probability=0.5, xtc_threshold=0.2
+    ).values
+    assert found == {
+        "repetition_penalty": 1.1, "penalty_last_n": 64,
+        "xtc_probability": 0.5, "xtc_threshold": 0.2,
+    }  # fmt: skip
+    assert of_folder(tmp_path, repetition_penalty=1.0, typical_p=1.0).values == {}
 
 
 def test_values_beside_do_sample_false_are_not_applied(tmp_path: Path) -> None:
@@ -94,8 +109,7 @@ def test_values_beside_do_sample_false_are_not_applied(tmp_path: Path) -> None:
 
 def test_what_a_request_asks_for_wins_over_the_model_and_the_model_over_insitu() -> None:
     defaults = {"temperature": 0.7, "top_k": 20}
-    assert SamplingParams().over(defaults) == {
-        "temperature": 0.7, "top_k": 20, "top_p": 1.0, "min_p": 0.0,
-    }  # fmt: skip
+    own = SamplingParams.DEFAULTS
+    assert SamplingParams().over(defaults) == {**own, "temperature": 0.7, "top_k": 20}
     chosen = SamplingParams(temperature=0, top_k=0, min_p=0.1).over(defaults)
-    assert chosen == {"temperature": 0, "top_k": 0, "top_p": 1.0, "min_p": 0.1}
+    assert chosen == {**own, "temperature": 0, "top_k": 0, "min_p": 0.1}

@@ -9,6 +9,7 @@ from server.asking import CHAT, chat_body, error_of, events, post
 from server.scripted_generator import Scripted
 
 from insitu.refusal import Refusal, RequestFailed
+from insitu.sampling_params import SamplingParams
 from insitu.server.schema_answers import ChatCompletion, ChatCompletionChunk
 
 if TYPE_CHECKING:
@@ -170,6 +171,23 @@ def test_sampling_reaches_the_generator() -> None:
     assert (sampling.min_p, sampling.stop, sampling.stop_token_ids) == (0.1, ("x", "y"), (4,))
     assert (sampling.ignore_eos, sampling.max_tokens, sampling.seed) == (True, 9, 2**64 - 1)
     assert sampling.logprobs is None
+
+
+def test_every_way_of_choosing_reaches_the_generator() -> None:
+    generator = Scripted()
+    fields: dict[str, Any] = {
+        "typical_p": 0.9, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2,
+        "repetition_penalty": 1.1, "presence_penalty": -1, "frequency_penalty": 0.5,
+        "penalty_last_n": 64, "dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3,
+        "dry_last_n": 512, "dry_sequence_breakers": ["!"], "bad_words": ["no"], "min_tokens": 2,
+        "sampling_preset": "llama.cpp", "logprobs_mode": "processed",
+    }  # fmt: skip
+    body = chat_body(**fields, logit_bias={"5": 1.5, "07": -100})
+    assert post(CHAT, body, generator=generator).status_code == 200
+    sampling = generator.asked[0].sampling
+    assert sampling == SamplingParams(
+        **fields, logit_bias={5: 1.5, 7: -100}, max_tokens=sampling.max_tokens
+    )
 
 
 def test_max_tokens_absent_means_to_the_end_of_the_context() -> None:

@@ -155,16 +155,7 @@ def chunks_of(case: Case, max_num_tokens: int) -> list[list[Span]]:
 def _greedy(batch: Batch) -> SamplingArrays:
     """The most likely token of every row of logits."""
     rows = batch.num_logit_rows
-    return SamplingArrays(
-        temperature=np.zeros(rows),
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows),
-        min_p=np.zeros(rows),
-        seed=np.zeros(rows, np.uint64),
-        choice=np.zeros(rows, np.uint32),
-        position=batch.seq_lens[:rows].astype(np.uint32),
-        num_logprobs=np.full(rows, -1, np.int32),
-    )
+    return SamplingArrays.of(rows, position=batch.seq_lens[:rows])
 
 
 def lines(num_bytes: int) -> int:

@@ -46,6 +46,9 @@ class PlanError(Exception):
     """Settings that cannot be met here; the message has the numbers and the flag to change."""
 
 
+# What a plan always says of sampling; the rest only where the model's file has a value.
+_SHOWN_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
 BLOCK_SIZES = (16, 32)
 # The most of each number that may be asked for.
 _MOST = {
@@ -194,9 +197,10 @@ class Plan:
         lines += [f"  {name} = {value}" for name, value in self.numeric_settings.items()]
         lines += ["", "sampling, where a request leaves a field out:"]
         for name, own in SamplingParams.DEFAULTS.items():
-            value, whose = self.sampling_defaults.get(name, own), "insitu's"
-            whose = "the model's" if name in self.sampling_defaults else whose
-            lines.append(f"  {name} = {value:g} ({whose})")
+            if name in self.sampling_defaults:
+                lines.append(f"  {name} = {self.sampling_defaults[name]:g} (the model's)")
+            elif name in _SHOWN_SAMPLING:
+                lines.append(f"  {name} = {own:g} (insitu's)")
         lines += ["", "other settings:", f"  instruction set = {self.isa} (INSITU_ISA)"]
         for name in ("threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             lines.append(f"  {name} = {getattr(self, name):,}")

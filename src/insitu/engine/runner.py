@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -151,12 +152,15 @@ def batch_of(scheduled: Items[Scheduled], block_size: int, before: Items[Schedul
 
     Most shares are one token: plain lists are the quickest way there.
     """
-    sampling = (item.sequence for item in before if item.has_logits)
-    coming = {sequence: -1 - row for row, sequence in enumerate(sampling)}
+    ends = accumulate(item.num_rows for item in before)
+    coming = {
+        item.sequence: -row for item, row in zip(before, ends, strict=True) if item.has_logits
+    }
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    starts, seq_lens, logit_rows = [0], [], []
+    starts, seq_lens = [0], []
+    logit_rows: list[int] = []
     most_blocks = max(len(item.sequence.block_ids) for item in scheduled)
     block_table = np.zeros((len(scheduled), most_blocks), np.int32)
     for index, item in enumerate(scheduled):
@@ -174,6 +178,7 @@ def batch_of(scheduled: Items[Scheduled], block_size: int, before: Items[Schedul
             slots += _slots(blocks, first, end, block_size)
         starts.append(len(token_ids))
         seq_lens.append(end)
+        logit_rows += (len(token_ids) - end + position for position in item.told)
         if item.has_logits:
             logit_rows.append(len(token_ids) - 1)
         block_table[index, : len(blocks)] = blocks

@@ -128,7 +128,7 @@ class Scheduler:
             sequence = self.running[index]
             index += 1
             kept -= min(sequence.num_missing_tokens, least)
-            item = self._share(sequence, num_left - kept, rows_left)
+            item = self._share(sequence, num_left - kept, rows_left, len(self.running) - index)
             if item is None:
                 continue
             if not self._hold_blocks(sequence, item.end):
@@ -137,7 +137,7 @@ class Scheduler:
             sequence.num_coming_tokens += item.has_logits
             scheduled.append(item)
             num_left -= item.num_tokens
-            rows_left -= item.has_logits
+            rows_left -= item.num_rows
         return scheduled
 
     def update(
@@ -190,6 +190,7 @@ class Scheduler:
             finish,
             choice=sequence.choice,
             num_cached_tokens=sequence.num_cached_tokens or 0,
+            prompt_tokens=tuple(sequence.prompt_tokens) if sequence.num_output_tokens == 1 else (),
         )
 
     def _num_step_tokens(self) -> int:
@@ -197,16 +198,26 @@ class Scheduler:
             return self.budget.max_num_batched_tokens
         return self.budget.max_num_batched_tokens_alone
 
-    def _share(self, sequence: Sequence, num_left: int, rows_left: int) -> Scheduled | None:
-        """The next tokens of a sequence; without a logit row left, all but its last one."""
+    def _share(
+        self, sequence: Sequence, num_left: int, rows_left: int, num_behind: int
+    ) -> Scheduled | None:
+        """The next tokens of a sequence, as many as there are logit rows for.
+
+        Rows that tell of a prompt leave one for everyone behind, if there are so many.
+        """
         num_missing = sequence.num_missing_tokens
         num_tokens = min(num_missing, num_left)
-        if num_tokens == num_missing and not rows_left:
+        first = sequence.num_started_tokens
+        first_told = None
+        if sequence.num_untold_tokens:
+            first_told = max(first, len(sequence.prompt_tokens))
+            num_told = max(rows_left - num_behind, min(rows_left, 1))
+            num_tokens = min(num_tokens, first_told - first + num_told)
+        elif num_tokens == num_missing and rows_left <= 0:
             num_tokens -= 1
         if num_tokens <= 0:
             return None
-        first = sequence.num_started_tokens
-        return Scheduled(sequence, first, num_tokens, num_tokens == num_missing)
+        return Scheduled(sequence, first, num_tokens, num_tokens == num_missing, first_told)
 
     def _hold_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give a sequence the blocks of its first tokens, preempting whoever came last.
@@ -271,7 +282,7 @@ class Scheduler:
             num_blocks = (len(sequence.prompt.token_ids) - 1) // size
             sequence.block_ids = leader.block_ids[:num_blocks]
             self.pool.hold(sequence.block_ids)
-        elif sequence.hashes is not None:
+        elif sequence.hashes is not None and not sequence.num_untold_tokens:
             num_blocks = (sequence.num_tokens - 1) // size
             hashes = sequence.hashes.of(sequence.token_ids, num_blocks)
             sequence.block_ids = self.pool.match(hashes)

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from insitu.engine.shaping import NO_SHAPING, Shapes, Shaping
+from insitu.sampling_params import Order
+
 if TYPE_CHECKING:
     from insitu.engine.prefix import HashChain
     from insitu.types import FinishReason, TokenConstraint
@@ -23,11 +26,12 @@ class Prompt:
 
     ``num_choices`` continuations are made, each a sequence with its own noise. ``stop_ids`` end a
     choice when sampled: they are counted, and the caller decides whether they show.
-    ``num_logprobs`` None asks for none; 0 for the sampled token's alone. ``logit_bias`` are (id,
-    what is added to its logit), -infinity to ban it. Each choice has its own copy of the
-    ``constraint``, which must be in its first state. Blocks are shared with
-    prompts of the same ``cache_salt``, with None by nobody; those of the output only where
-    ``shares_output`` says that the caller will see all of it. A lower ``priority`` runs earlier.
+    ``num_logprobs`` None asks for none; 0 for the sampled token's alone; with
+    ``has_processed_logprobs`` they are of what a token is chosen among, else the model's own. Each
+    choice has its own copy of the ``constraint``, which must be in its first state. Blocks are
+    shared with prompts of the same ``cache_salt``, with None by nobody; those of the output only
+    where ``shares_output`` says that the caller will see all of it. A lower ``priority`` runs
+    earlier.
     """
 
     request_id: str
@@ -39,10 +43,17 @@ class Prompt:
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    order: Order = Order.OWN
+    shaping: Shaping = NO_SHAPING
     constraint: TokenConstraint | None = None
     stop_ids: frozenset[int] = frozenset()
     num_logprobs: int | None = None
+    has_processed_logprobs: bool = False
+    num_prompt_logprobs: int | None = None
     cache_salt: bytes | None = None
     shares_output: bool = True
     priority: int = 0
@@ -61,7 +72,8 @@ class SampledToken:
 class Output:
     """What a choice gained in a step, or how it ended: ``finish_reason`` or ``error`` is last.
 
-    ``num_cached_tokens`` of the prompt were found computed when the choice first ran.
+    ``num_cached_tokens`` of the prompt were found computed when the choice first ran. With a first
+    choice's first token come the ``prompt_tokens`` from the second on, where they were asked for.
     """
 
     request_id: str
@@ -70,6 +82,7 @@ class Output:
     error: Exception | None = None
     choice: int = 0
     num_cached_tokens: int = 0
+    prompt_tokens: tuple[SampledToken, ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -83,7 +96,7 @@ class Sequence:
 
     The choices of one prompt after the first have that one as their ``leader``, and take over what
     it computed. ``hashes`` None: its blocks are nobody else's. ``constraint`` has taken in every
-    sampled token, and keeps its state while the sequence waits.
+    sampled token, and keeps its state while the sequence waits; so does the ``shaper``.
     """
 
     prompt: Prompt
@@ -108,6 +121,9 @@ class Sequence:
     is_paused: bool = False
     is_forgotten: bool = False
     constraint: TokenConstraint | None = None
+    shaper: Shapes | None = None
+    # From the second on, as far as their log-probabilities are known.
+    prompt_tokens: list[SampledToken] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Begin with the prompt's ids, and with a constraint of its own."""
@@ -137,7 +153,14 @@ class Sequence:
 
         While such a sequence runs, no step is given ahead.
         """
-        return self.constraint is not None
+        return self.constraint is not None or self.prompt.shaping.looks_back
+
+    @property
+    def num_untold_tokens(self) -> int:
+        """Of the prompt: tokens whose log-probabilities were asked for and are not known."""
+        if self.prompt.num_prompt_logprobs is None or self.choice:
+            return 0
+        return len(self.prompt.token_ids) - 1 - len(self.prompt_tokens)
 
     @property
     def has_computed_prompt(self) -> bool:
@@ -154,13 +177,15 @@ class Sequence:
 class Scheduled:
     """A sequence's share of one step: ``num_tokens`` tokens from the ``first`` on.
 
-    ``has_logits``: they are its last ones, so a token is sampled after them.
+    ``has_logits``: they are its last ones, so a token is sampled after them. After its tokens from
+    ``first_told`` on, the log-probability of the prompt's next one is told.
     """
 
     sequence: Sequence
     first: int
     num_tokens: int
     has_logits: bool
+    first_told: int | None = None
 
     @property
     def looks_back(self) -> bool:
@@ -171,3 +196,15 @@ class Scheduled:
     def end(self) -> int:
         """The position after its last token, which a token sampled after it takes."""
         return self.first + self.num_tokens
+
+    @property
+    def told(self) -> range:
+        """The positions of tokens after which the prompt's next one is told of."""
+        if self.first_told is None:
+            return range(0)
+        return range(self.first_told, min(self.end, len(self.sequence.prompt.token_ids) - 1))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits it takes."""
+        return len(self.told) + self.has_logits

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from insitu.engine.sequence import Sequence
     from insitu.kernels.sampling import Int32, UInt32
+    from insitu.types import TokenConstraint
 
 logger = logging.getLogger("insitu.engine")
 
@@ -30,15 +31,17 @@ class TokenMasks:
     def __init__(self, vocab_size: int) -> None:
         self._bits: UInt32 = np.zeros((0, num_mask_words(vocab_size)), np.uint32)
 
-    def fill(self, sequences: Items[Sequence]) -> tuple[MaskArrays, dict[int, RequestFailed]]:
-        """One entry a sequence, and by row the failures of their constraints."""
-        of_row: Int32 = np.full(len(sequences), NO_MASK, np.int32)
+    def fill(
+        self, constraints: Items[TokenConstraint | None]
+    ) -> tuple[MaskArrays, dict[int, RequestFailed]]:
+        """One entry a row, and by row the failures of their constraints."""
+        of_row: Int32 = np.full(len(constraints), NO_MASK, np.int32)
         failures = {}
-        rows = [row for row, one in enumerate(sequences) if one.constraint is not None]
+        rows = [row for row, one in enumerate(constraints) if one is not None]
         if len(rows) > len(self._bits):
             self._bits = np.zeros((len(rows), self._bits.shape[1]), np.uint32)
         for mask, row in enumerate(rows):
-            constraint = sequences[row].constraint
+            constraint = constraints[row]
             assert constraint is not None
             self._bits[mask] = 0
             try:

@@ -7,13 +7,12 @@ Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 UInt32 = npt.NDArray[np.uint32]
-UInt64 = npt.NDArray[np.uint64]
 UInt8 = npt.NDArray[np.uint8]
 
 # token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows
 BatchTuple = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32]
-# temperature, top_k, top_p, min_p, seed, choice, position, num_logprobs
-SamplingTuple = tuple[Float64, Int32, Float64, Float64, UInt64, UInt32, UInt32, Int32]
+# What one number a row says, in the order of sampling.SAMPLING_DTYPES
+SamplingTuple = tuple[npt.NDArray[Any], ...]
 # row_start, token_id, count, value, before, repetition, presence, frequency
 EditTuple = tuple[Int32, Int32, Int32, Float64, Float32, Float64, Float64, Float64]
 # of_row, bits

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from insitu.kernels.sampling import Float32, UInt32
 
@@ -67,3 +67,45 @@ def _edited(logit: float, edit: Edit, penalties: Penalties) -> float:
         logit -= penalties.frequency * edit.count
         logit -= penalties.presence if edit.count > 0 else 0.0
     return min(max(logit + edit.value, -MOST_LOGIT), MOST_LOGIT)
+
+
+def occurrences(
+    token_ids: Sequence[int], num_prompt_tokens: int, *, last_n: int = 0
+) -> dict[int, int]:
+    """Which tokens the penalties are for, and how often presence and frequency count each.
+
+    All of prompt and output, counted in the output; or, of both, the last ``last_n``.
+    """
+    counted = token_ids[-last_n:] if last_n else token_ids[num_prompt_tokens:]
+    counts = dict.fromkeys(counted if last_n else token_ids, 0)
+    for token_id in counted:
+        counts[token_id] += 1
+    return counts
+
+
+def repetitions(
+    token_ids: Sequence[int], breakers: Collection[int] = (), *, last_n: int = 0
+) -> dict[int, int]:
+    """By token: of the last tokens, the most that were there before with this one after them.
+
+    Of the last ``last_n`` tokens, or of all. Nothing equals a breaker.
+    """
+    seen = list(token_ids[-last_n:] if last_n else token_ids)
+    longest: dict[int, int] = {}
+    for position in range(len(seen) - 1):
+        length = 0
+        while length <= position and seen[position - length] == seen[-1 - length]:
+            if seen[position - length] in breakers:
+                break
+            length += 1
+        if length:
+            after = seen[position + 1]
+            longest[after] = max(length, longest.get(after, 0))
+    return longest
+
+
+def repetition_penalty(
+    length: int, *, multiplier: float, base: float, allowed_length: int
+) -> float:
+    """What a token loses that would make a repetition of ``length`` tokens one longer."""
+    return multiplier * base ** (length - allowed_length) if length >= allowed_length else 0.0

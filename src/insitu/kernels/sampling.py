@@ -14,20 +14,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from insitu.sampling_params import Order
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from insitu.kernels import _native
 
 Int32 = npt.NDArray[np.int32]
 UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+UInt8 = npt.NDArray[np.uint8]
+# With room for the logits before the edits, which the extension writes.
+EditTuple = tuple[Int32, Int32, Int32, Float64, Float32, Float64, Float64, Float64]
+WantedTuple = tuple[tuple[npt.NDArray[Any], ...], EditTuple, tuple[Int32, UInt32]]
 
 # Of EditArrays.count: the token's own value is added, and no penalty.
 NO_PENALTY = -1
 # Of MaskArrays.of_row: every token is allowed.
 NO_MASK = -1
+# Of SamplingArrays.
+NONE_GIVEN = -1
+NO_LOGPROBS = -1
 
 
 def num_mask_words(vocab_size: int) -> int:
@@ -68,12 +75,32 @@ class SamplingArrays:
     top_k: Int32  # 0: off
     top_p: Float64  # 1: off
     min_p: Float64  # 0: off
+    typical_p: Float64  # 1: off
+    top_n_sigma: Float64  # 0: off
+    xtc_probability: Float64  # 0: off
+    xtc_threshold: Float64
+    order: Int32  # of truncation: Order
     seed: npt.NDArray[np.uint64]
     choice: UInt32
     position: UInt32  # that the new token will take
-    num_logprobs: Int32  # -1: none, not even the chosen token's
+    given_id: Int32  # a token that is not chosen, only its log-probability told; NONE_GIVEN: choose
+    num_logprobs: Int32  # NO_LOGPROBS: none, not even the chosen token's
+    is_processed: (
+        Int32  # 1: log-probabilities of what was chosen among; 0: of the model's own logits
+    )
     edits: EditArrays | None = None
     masks: MaskArrays | None = None
+
+    @classmethod
+    def of(cls, rows: int, **columns: npt.ArrayLike) -> SamplingArrays:
+        """Greedy, without log-probabilities, but for the columns given: a number or one a row."""
+        arrays: dict[str, Any] = {}
+        for name, dtype, off in SAMPLING_DTYPES:
+            value = columns.pop(name, off)
+            is_one = isinstance(value, int | float)
+            arrays[name] = np.full(rows, value, dtype) if is_one else np.asarray(value, dtype)
+        assert not columns, f"no such column: {', '.join(columns)}"
+        return cls(**arrays)
 
 
 class RowStatus(IntEnum):
@@ -92,7 +119,7 @@ class StepResult:
     logprobs: Float32  # NaN where none was asked for
     top_ids: Int32  # [R, most asked for]; -1 past what a row asked for
     top_logprobs: Float32
-    status: npt.NDArray[np.uint8]  # of RowStatus
+    status: UInt8  # of RowStatus
 
     @classmethod
     def empty(cls, rows: int, sampling: SamplingArrays) -> StepResult:
@@ -106,7 +133,7 @@ class StepResult:
             np.empty(rows, np.uint8),
         )
 
-    def as_tuple(self) -> _native.SampledTuple:
+    def as_tuple(self) -> tuple[Int32, Float32, Int32, Float32, UInt8]:
         """In the order the extension takes them."""
         return self.token_ids, self.logprobs, self.top_ids, self.top_logprobs, self.status
 
@@ -125,15 +152,23 @@ def checked_array(name: str, array: Any, dtype: type[np.generic], num_dims: int)
     return array
 
 
-_SAMPLING_DTYPES: Sequence[tuple[str, type[np.generic]]] = (
-    ("temperature", np.float64),
-    ("top_k", np.int32),
-    ("top_p", np.float64),
-    ("min_p", np.float64),
-    ("seed", np.uint64),
-    ("choice", np.uint32),
-    ("position", np.uint32),
-    ("num_logprobs", np.int32),
+# In the order the extension takes them, with what is off.
+SAMPLING_DTYPES: Sequence[tuple[str, type[np.generic], float]] = (
+    ("temperature", np.float64, 0.0),
+    ("top_k", np.int32, 0),
+    ("top_p", np.float64, 1.0),
+    ("min_p", np.float64, 0.0),
+    ("typical_p", np.float64, 1.0),
+    ("top_n_sigma", np.float64, 0.0),
+    ("xtc_probability", np.float64, 0.0),
+    ("xtc_threshold", np.float64, 0.1),
+    ("order", np.int32, Order.OWN),
+    ("seed", np.uint64, 0),
+    ("choice", np.uint32, 0),
+    ("position", np.uint32, 0),
+    ("given_id", np.int32, NONE_GIVEN),
+    ("num_logprobs", np.int32, NO_LOGPROBS),
+    ("is_processed", np.int32, 0),
 )
 _EDIT_DTYPES: Sequence[tuple[str, type[np.generic]]] = (
     ("row_start", np.int32),
@@ -146,14 +181,19 @@ _EDIT_DTYPES: Sequence[tuple[str, type[np.generic]]] = (
 )
 
 
-def wanted_tuple(sampling: SamplingArrays, vocab_size: int) -> _native.WantedTuple:
+def wanted_tuple(
+    sampling: SamplingArrays, vocab_size: int
+) -> tuple[tuple[Any, ...], EditTuple, tuple[Int32, UInt32]]:
     """In the order the extension takes them; what is absent is made of nothing."""
     rows = len(sampling.num_logprobs)
     edits = sampling.edits or _no_edits(rows)
     masks = sampling.masks or _no_masks(rows, vocab_size)
     columns: list[Any] = [
-        checked_array(name, getattr(sampling, name), dtype, 1) for name, dtype in _SAMPLING_DTYPES
+        checked_array(name, getattr(sampling, name), dtype, 1) for name, dtype, _ in SAMPLING_DTYPES
     ]
+    for (name, _, _), column in zip(SAMPLING_DTYPES, columns, strict=True):
+        if len(column) != rows:
+            raise ValueError(f"{name} has {len(column)} entries, not {rows}")
     a, b, c, d, *rest = (
         checked_array(f"edits.{name}", getattr(edits, name), dtype, 1)
         for name, dtype in _EDIT_DTYPES

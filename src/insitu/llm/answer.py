@@ -30,7 +30,7 @@ class Answers:
     """Takes the outputs of all choices of a request."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, speech: Speech = PLAIN) -> None:
-        num_choices = prepared.request.sampling.n
+        num_choices = prepared.request.sampling.num_choices
         self._answers = [
             Answer(prepared, tokenizer, index, speech=speech) for index in range(num_choices)
         ]
@@ -65,6 +65,7 @@ class Answer:
         self._reader = reader_of(prepared, tokenizer, speech, index)
         # Sampled, their text not yet released.
         self._held: deque[SampledToken] = deque()
+        self._prompt_tokens: tuple[SampledToken, ...] = ()
         self._num_tokens = 0
         self.is_finished = False
 
@@ -78,6 +79,7 @@ class Answer:
         if self._index == 0:  # of a prompt that is counted once
             self._num_cached_tokens = output.num_cached_tokens
         self._held.append(output.token)
+        self._prompt_tokens = self._prompt_tokens or output.prompt_tokens
         ends_by_id = output.finish_reason is FinishReason.STOP
         # An end id has no text to look for stop strings in.
         released = [] if ends_by_id else self._reader.push(output.token.token_id)
@@ -123,8 +125,14 @@ class Answer:
             for token in end
             if token.logprob is not None
         ]
+        prompt_tokens, self._prompt_tokens = self._prompt_tokens, ()
         return Delta(
             index=self._index,
+            prompt_logprobs=tuple(
+                self._spelled(one.token_id, one.logprob, self._top(one))
+                for one in prompt_tokens
+                if one.logprob is not None
+            ),
             token_ids=tuple(token.token_id for token in (*tokens, *end)),
             content="".join(one.text for one in released),
             logprobs=tuple(logprobs),
@@ -133,12 +141,14 @@ class Answer:
         )
 
     def _logprob(self, token: SampledToken, logprob: float) -> TokenLogprob:
-        top = tuple(self._spelled(token_id, logprob) for token_id, logprob in token.top)
-        one = self._spelled(token.token_id, logprob, top)
+        one = self._spelled(token.token_id, logprob, self._top(token))
         # A control token shows as nothing, in the text and here, so that both run in step.
         return (
             replace(one, text="", bytes=b"") if self._tokenizer.is_control(token.token_id) else one
         )
+
+    def _top(self, token: SampledToken) -> tuple[TokenLogprob, ...]:
+        return tuple(self._spelled(token_id, logprob) for token_id, logprob in token.top)
 
     def _spelled(
         self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from insitu.engine.plan import Wanted
 from insitu.llm.arguments import ChatWords, chat_words, messages_of, params_of_each, prompts_of
+from insitu.llm.best_of import likeliest
 from insitu.llm.build import build
 from insitu.types import Delta, FinishReason, ReasoningFinish, Request, ToolCall, joined_calls
 from insitu.weights.catalogue import SHIPPED
@@ -48,6 +49,7 @@ class Completion:
     prompt_ids: tuple[int, ...]
     warnings: tuple[str, ...] = ()
     index: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # from the second token on
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning_finish: ReasoningFinish | None = None
@@ -173,6 +175,10 @@ class LLM:
         finally:
             for request_id in left:
                 generator.abort(request_id)
+        for one in prepared:
+            if one.request.sampling.drops_choices:
+                made = deltas[one.request.request_id]
+                deltas[one.request.request_id] = likeliest(made, one.request.sampling)
         return [
             _completion(one, index, deltas[one.request.request_id])
             for one in prepared
@@ -195,6 +201,7 @@ def _completion(prepared: Prepared, index: int, of_all: list[Delta]) -> Completi
         prompt_ids=prepared.prompt_ids,
         warnings=prepared.warnings,
         index=index,
+        prompt_logprobs=tuple(one for delta in of_all for one in delta.prompt_logprobs),
         reasoning="".join(delta.reasoning for delta in deltas),
         tool_calls=joined_calls(deltas),
         reasoning_finish=last.reasoning_finish,

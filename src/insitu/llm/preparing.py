@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from insitu.llm.choosing import Chooser
 from insitu.llm.guiding import Guiding
 from insitu.refusal import Refusal
 from insitu.types import Prepared, Tokenized
@@ -35,7 +36,13 @@ class Preparer:
     vocab_size: int
     max_model_len: int
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    chooser: Chooser = field(init=False)
     guiding: Guiding = field(default_factory=Guiding)
+
+    def __post_init__(self) -> None:
+        """Begin with no words known."""
+        chooser = Chooser(self.tokenizer, self.vocab_size, self.sampling_defaults)
+        object.__setattr__(self, "chooser", chooser)
 
     def prepare(self, request: Request) -> Prepared:
         """Ids, with ``max_tokens`` and ``seed`` resolved."""
@@ -44,6 +51,7 @@ class Preparer:
         self.guiding.require(request)
         tokenized = self.tokenize(request)
         max_tokens = self._max_tokens(request, len(tokenized.token_ids))
+        self.chooser.check(sampling, max_tokens)
         return Prepared(
             request=request,
             prompt_ids=tokenized.token_ids,

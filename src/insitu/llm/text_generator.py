@@ -13,6 +13,7 @@ import asyncio
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -20,12 +21,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from insitu.engine.sequence import Output, Prompt
 from insitu.llm.answer import Answers
+from insitu.llm.best_of import likeliest
 from insitu.llm.inbox import Inbox
 from insitu.refusal import RequestFailed, request_timed_out
 from insitu.types import Caller, ToolChoice
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from insitu.engine.loop import EngineLoop
     from insitu.engine.plan import Plan
@@ -75,7 +77,22 @@ class TextGenerator:
         return replace(prepared, prepare_s=time.perf_counter() - started_s)
 
     async def stream(self, prepared: Prepared, caller: Caller) -> AsyncIterator[Delta]:
-        """Yield deltas until every choice finished; closing the iterator aborts the request."""
+        """Yield deltas until every choice finished; closing the iterator aborts the request.
+
+        With ``best_of`` all come when the last choice has ended.
+        """
+        sampling = prepared.request.sampling
+        made: list[Delta] = []
+        async with aclosing(self._stream_all(prepared, caller)) as deltas:
+            async for delta in deltas:
+                if sampling.drops_choices:
+                    made.append(delta)
+                else:
+                    yield delta
+        for delta in likeliest(made, sampling):
+            yield delta
+
+    async def _stream_all(self, prepared: Prepared, caller: Caller) -> AsyncGenerator[Delta]:
         request_id, timeout_s = prepared.request.request_id, prepared.request.timeout_s
         inbox = Inbox(partial(self._loop.pause, request_id))
         answers = self.answers(prepared)
@@ -172,24 +189,18 @@ class TextGenerator:
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= self.preparer.tokenizer.end_ids
-        chosen = sampling.over(self.preparer.sampling_defaults)
         return Prompt(
             request_id=request.request_id,
             token_ids=prepared.prompt_ids,
             max_tokens=prepared.max_tokens,
             seed=prepared.seed,
-            temperature=chosen["temperature"],
-            top_k=int(chosen["top_k"]) or None,
-            top_p=chosen["top_p"],
-            min_p=chosen["min_p"],
             constraint=prepared.constraint,
             stop_ids=stop_ids,
-            num_logprobs=sampling.logprobs,
-            num_choices=sampling.n,
             cache_salt=salt,
             # What lies beyond a stop string, or the only call, is nobody's.
             shares_output=not sampling.stop and request.tool_choice == ToolChoice(),
             priority=request.priority,
+            **self.preparer.chooser.prompt_fields(sampling),
         )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from insitu.sampling_params import SamplingParams
 from insitu.weights.errors import ModelFileError
 from insitu.weights.metadata import Metadata
 from insitu.weights.strict_json import parse_object
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
 
 FILE = "generation_config.json"
 GGUF_PREFIX = "general.sampling."
+_GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+# What is said of these is always shown; of the rest, only what asks for something.
+_ALWAYS = ("temperature", "top_k", "top_p", "min_p")
 # Keys that would choose other tokens and are not applied -> values with which they ask for nothing.
 _NOT_APPLIED: Mapping[str, tuple[float, ...]] = {
-    "repetition_penalty": (1,), "encoder_repetition_penalty": (1,), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "penalty_alpha": (0,), "no_repeat_ngram_size": (0,),
-    "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (), "num_beams": (1,),
+    "encoder_repetition_penalty": (1,), "penalty_alpha": (0,), "no_repeat_ngram_size": (0,),
+    "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (), "num_beams": (1,),
     "bad_words_ids": (), "suppress_tokens": (), "begin_suppress_tokens": (), "sequence_bias": (),
     "guidance_scale": (1,), "min_length": (0,), "min_new_tokens": (0,),
     # GGUF's
-    "penalty_repeat": (1,), "xtc_probability": (0,), "mirostat": (0,),
+    "mirostat": (0,),
 }  # fmt: skip
 
 
@@ -49,7 +52,7 @@ class SamplingDefaults:
 def read_sampling_defaults(source: TensorSource) -> SamplingDefaults:
     """The file's own sampling values; a value out of range is an error that names its key."""
     if source.format == "gguf":
-        return _read(source.metadata, "the file", GGUF_PREFIX, {"temperature": "temp"})
+        return _read(source.metadata, "the file", GGUF_PREFIX, _GGUF_NAMES)
     raw = source.file(FILE)
     if raw is None:
         return SamplingDefaults()
@@ -72,8 +75,21 @@ def _read(keys: Metadata, where: str, prefix: str, names: Mapping[str, str]) -> 
         "top_k": keys.integer(key("top_k"), None, minimum=-1, maximum=2**31 - 1),
         "top_p": keys.number(key("top_p"), None, minimum=1e-6, maximum=1.0),
         "min_p": keys.number(key("min_p"), None, minimum=0.0, maximum=1.0),
+        "typical_p": keys.number(key("typical_p"), None, minimum=1e-6, maximum=1.0),
+        "xtc_probability": keys.number(key("xtc_probability"), None, minimum=0.0, maximum=1.0),
+        "xtc_threshold": keys.number(key("xtc_threshold"), None, minimum=1e-6, maximum=1.0),
+        "repetition_penalty": keys.number(
+            key("repetition_penalty"), None, minimum=1e-6, maximum=100.0
+        ),
+        "presence_penalty": keys.number(key("presence_penalty"), None, minimum=-2.0, maximum=2.0),
+        "frequency_penalty": keys.number(key("frequency_penalty"), None, minimum=-2.0, maximum=2.0),
+        "penalty_last_n": keys.integer(key("penalty_last_n"), None, minimum=-1, maximum=4096),
     }
-    given = {name: _as_meant(value) for name, value in values.items() if value is not None}
+    given = {
+        name: _as_meant(value)
+        for name, value in values.items()
+        if value is not None and (name in _ALWAYS or value != SamplingParams.DEFAULTS[name])
+    }
     notes = [
         note
         for name, neutral in _NOT_APPLIED.items()

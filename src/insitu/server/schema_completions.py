@@ -6,19 +6,17 @@ Not here: the forms of prompts (``schema_prompts``).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 from insitu.refusal import Refusal
 from insitu.sampling_params import SamplingParams
-from insitu.server.schema import Neutral
 from insitu.server.schema_guides import GuideFields
 from insitu.server.schema_prompts import Prompts
 from insitu.server.schema_sampling import (
     NewTokens,
     Nothing,
-    One,
     SamplingFields,
     requires,
 )
@@ -26,18 +24,13 @@ from insitu.types import Request
 
 DEFAULT_MAX_TOKENS = 16
 
-_ONE_OF_ONE: dict[str, Any] = {
-    "if": {"properties": {"best_of": {"type": "integer"}}, "required": ["best_of"]},
-    "then": {"properties": {"n": {"enum": [1, None]}}},
-}
-
 
 class CompletionRequest(SamplingFields, GuideFields):
     """A text to be continued."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "allOf": [requires("stream_options", "object", "stream"), _ONE_OF_ONE],
+            "allOf": [requires("stream_options", "object", "stream")],
         }
     )
 
@@ -48,7 +41,9 @@ class CompletionRequest(SamplingFields, GuideFields):
     parse_special: bool | None = Field(
         None, description="Whether the text may spell control tokens; false when absent."
     )
-    best_of: Annotated[One | None, Neutral("1")] = None
+    best_of: Annotated[int, Field(ge=1, le=SamplingParams.MAX_N)] | None = Field(
+        None, description="So many are made, and the n likeliest kept; not in a stream."
+    )
     echo: bool | None = Field(
         None, description="Whether a text begins with its prompt; not with logprobs or ids."
     )
@@ -58,8 +53,8 @@ class CompletionRequest(SamplingFields, GuideFields):
         """What was asked, in the house's own words."""
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         special = self.add_special_tokens
-        if self.best_of is not None and self.n not in {None, 1}:
-            message = "best_of is only allowed where n is 1."
+        if self.best_of is not None and self.best_of != (self.n or 1) and self.stream:
+            message = "best_of is only allowed in a stream where it is n."
             raise Refusal(message, param="best_of", code="invalid_value")
         self._require_no_echo_of_tokens()
         return Request(
@@ -68,7 +63,7 @@ class CompletionRequest(SamplingFields, GuideFields):
             prompt=self.prompt[0],
             add_special_tokens=True if special is None else special,
             parse_special=bool(self.parse_special),
-            sampling=self.sampling(max_tokens, self.logprobs),
+            sampling=self.sampling(max_tokens, self.logprobs, self.best_of),
             guide=self.guide(),
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
@@ -78,7 +73,7 @@ class CompletionRequest(SamplingFields, GuideFields):
     def to_requests(self, request_id: str) -> list[Request]:
         """What was asked, a request for each prompt."""
         first = self.to_request(request_id)
-        if len(self.prompt) * first.sampling.n > SamplingParams.MAX_N:
+        if len(self.prompt) * first.sampling.num_choices > SamplingParams.MAX_N:
             message = f"prompt and n ask for more than {SamplingParams.MAX_N} choices together."
             raise Refusal(message, param="prompt", code="invalid_value")
         return [first] + [

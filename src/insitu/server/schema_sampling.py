@@ -13,15 +13,12 @@ from pydantic_core import PydanticCustomError
 from insitu.refusal import Refusal
 from insitu.sampling_params import SamplingParams
 from insitu.server.schema import LIMIT, MAX_ID, Neutral, Wire
+from insitu.server.schema_choosing import ChoosingFields
 
 StopString = Annotated[str, Field(min_length=1, max_length=SamplingParams.MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={LIMIT: "token_id"})]
 NewTokens = Annotated[int, Field(ge=1, le=MAX_ID, json_schema_extra={LIMIT: "new_tokens"})]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
-Zero = Annotated[float, Field(ge=0, le=0)]
-One = Annotated[int, Field(ge=1, le=1)]
-Empty = Annotated[dict[str, Any], Field(max_length=0)]
-_WHEN_ABSENT = "When absent: the model's, where GET /v1/models shows one, else"
 ModelName = Annotated[
     str,
     Field(
@@ -60,7 +57,7 @@ class StreamOptions(Wire):
     include_obfuscation: OnlyFalse | None = Field(None, description="Only false.")
 
 
-class SamplingFields(Wire):
+class SamplingFields(ChoosingFields):
     """How tokens are chosen, and when to stop."""
 
     model_config = ConfigDict(
@@ -68,18 +65,6 @@ class SamplingFields(Wire):
     )
 
     model: ModelName
-    temperature: Annotated[float, Field(ge=0)] | None = Field(
-        None, description=f"0 is greedy. {_WHEN_ABSENT} 1."
-    )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description=f"1 is no limit. {_WHEN_ABSENT} 1."
-    )
-    top_k: Annotated[int, Field(ge=0, le=MAX_ID)] | None = Field(
-        None, description=f"0 is no limit. {_WHEN_ABSENT} 0."
-    )
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description=f"0 is no limit. {_WHEN_ABSENT} 0."
-    )
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Drawn when absent; the answer reports it either way."
     )
@@ -96,9 +81,6 @@ class SamplingFields(Wire):
     n: Annotated[int, Field(ge=1, le=SamplingParams.MAX_N)] | None = Field(
         None, description="1 when absent."
     )
-    presence_penalty: Annotated[Zero | None, Neutral("0")] = None
-    frequency_penalty: Annotated[Zero | None, Neutral("0")] = None
-    logit_bias: Annotated[Empty | None, Neutral("{}")] = None
     user: str | None = None
     cache_salt: CacheSalt | None = Field(
         None, description="Only requests of the same tenant with the same text share a prefix."
@@ -115,7 +97,9 @@ class SamplingFields(Wire):
         """Whether a stream ends with a chunk that holds the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self, max_tokens: int | None, logprobs: int | None, best_of: int | None = None
+    ) -> SamplingParams:
         """The sampling parameters asked for; absent fields are left to the model."""
         if self.stream_options is not None and not self.stream:
             message = "stream_options is only allowed where stream is true."
@@ -123,14 +107,12 @@ class SamplingFields(Wire):
         stop = self.stop or ()
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
             seed=self.seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
             n=1 if self.n is None else self.n,
+            best_of=best_of,
+            **self.choosing_words(),
         )

@@ -1,0 +1,211 @@
+// Bands of tokens: by a number of them, by their mass, and by a chain of settings over a sorted list.
+#include "truncation.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace insitu {
+
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+float as_float(double x) {
+  constexpr double kMost = __FLT_MAX__;
+  return static_cast<float>(std::clamp(x, -kMost, kMost));
+}
+
+Band from_start_to(const RowView& row, int32_t id) { return {kInfinity, 0, row.logits[id], id}; }
+
+// To the first of these tokens, in order, at which `mass` has grown to `wanted`; else to the last.
+Band end_of_mass(const RowView& row, const Tempering& t, const Candidates& kept, uint64_t mass, double wanted) {
+  std::sort(kept.ids, kept.ids + kept.num, order_by(row.logits));
+  for (int i = 0; i < kept.num; i++) {
+    mass += row.table.token_mass(row.logits[kept.ids[i]], t);
+    if (static_cast<double>(mass) >= wanted) return from_start_to(row, kept.ids[i]);
+  }
+  return from_start_to(row, kept.ids[kept.num - 1]);
+}
+
+// A list of tokens, most likely first, and the part of it that is left.
+class Chain {
+ public:
+  Chain(const RowView& row, const Tempering& t, const Truncation& wanted)
+      : row_(row), t_(t), wanted_(wanted), list_(listed(row, t, wanted)), end_(list_.num) {
+    std::sort(list_.ids, list_.ids + list_.num, order_by(row.logits));
+    is_open_ = wanted.top_k == 0;
+  }
+
+  Band run() {
+    keep_likely_logits();
+    if (wanted_.order == Order::Own) keep_likely();
+    // The list begins with the top_k first already.
+    if (wanted_.order == Order::LlamaCpp) keep_typical();
+    keep_mass();
+    if (wanted_.order != Order::Own) keep_likely();
+    if (wanted_.order != Order::LlamaCpp) keep_typical();
+    drop_top();
+    const int32_t first = list_.ids[begin_], last = list_.ids[end_ - 1];
+    const float most = first == list_.ids[0] ? kInfinity : row_.logits[first];
+    if (!is_open_) return {most, first, row_.logits[last], last};
+    const float least = least_logit();
+    return {most, first, least, least > kImpossible ? INT32_MAX : -1};
+  }
+
+ private:
+  // Tokens below have no mass, and only what has no need of mass could keep them.
+  static Candidates listed(const RowView& row, const Tempering& t, const Truncation& wanted) {
+    if (wanted.top_k > 0) return gather_first(row, wanted.top_k);
+    double depth = wanted.needs_mass() ? -28.5 : 0.0;
+    if (wanted.min_p > 0) {
+      const double likely = row.table.log_double(wanted.min_p) - 1e-6;
+      depth = wanted.order == Order::Own ? likely : std::min(depth, likely);
+    }
+    const double nats = depth * t.temperature, most = t.maximum;
+    const double slack = 1e-6 * (std::abs(most) + std::abs(nats));
+    const double least = std::max(most + nats - slack, wanted.least_logit - 1e-6 * std::abs(wanted.least_logit));
+    // A row's own maximum is in any list.
+    return gather(row, std::min(as_float(least), t.maximum), kInfinity);
+  }
+
+  double depth_of(int i) const {  // in nats under the first that is left
+    const double first = row_.logits[list_.ids[begin_]];
+    return (static_cast<double>(row_.logits[list_.ids[i]]) - first) / t_.temperature;
+  }
+  double share_of(int i) const { return row_.table.exp_double(depth_of(i)); }
+  uint64_t mass_of(int i) const {
+    return row_.table.token_mass(row_.logits[list_.ids[i]], {row_.logits[list_.ids[begin_]], t_.temperature, 0.0});
+  }
+  uint64_t mass() const {
+    uint64_t sum = 0;
+    for (int i = begin_; i < end_; i++) sum += mass_of(i);
+    return sum;
+  }
+
+  float least_logit() const {
+    if (wanted_.least_logit == -__builtin_inf()) return kImpossible;
+    const float least = as_float(wanted_.least_logit);
+    return static_cast<double>(least) < wanted_.least_logit ? std::nextafter(least, kInfinity) : least;
+  }
+
+  // What fails a test that no later token passes ends the list.
+  template <typename Holds>
+  void keep_while(Holds&& holds) {
+    int i = begin_ + 1;
+    while (i < end_ && holds(i)) i++;
+    if (i < end_) is_open_ = false;
+    end_ = i;
+  }
+
+  void keep_likely_logits() {
+    keep_while([&](int i) { return row_.logits[list_.ids[i]] >= wanted_.least_logit; });
+  }
+
+  void keep_likely() {
+    if (wanted_.min_p == 0) return;
+    keep_while([&](int i) { return share_of(i) >= wanted_.min_p; });
+    is_open_ = false;
+  }
+
+  void keep_mass() {
+    if (wanted_.top_p >= 1) return;
+    const double enough = wanted_.top_p * static_cast<double>(mass());
+    uint64_t sum = mass_of(begin_);
+    keep_while([&](int i) {
+      if (static_cast<double>(sum) >= enough) return false;
+      sum += mass_of(i);
+      return true;
+    });
+    is_open_ = false;
+  }
+
+  // Grows from where the surprise is nearest the entropy, to either side; of like distances, all.
+  void keep_typical() {
+    if (wanted_.typical_p >= 1) return;
+    keep_while([&](int i) { return mass_of(i) > 0; });
+    is_open_ = false;
+    double sum = 0, weighted = 0;
+    for (int i = begin_; i < end_; i++) {
+      const double share = share_of(i);
+      sum += share;
+      weighted += share * depth_of(i);
+    }
+    // How far a token's surprise is from the mean: both less the log of the sum.
+    const auto distance_of = [&](int i) { return std::abs(depth_of(i) - weighted / sum); };
+    const double enough = wanted_.typical_p * static_cast<double>(mass());
+    int right = begin_;
+    while (right < end_ && depth_of(right) > weighted / sum) right++;
+    int left = right;  // [left, right) is kept
+    uint64_t kept = 0;
+    double furthest = 0;
+    while (left > begin_ || right < end_) {
+      const double above = left > begin_ ? distance_of(left - 1) : __builtin_inf();
+      const double below = right < end_ ? distance_of(right) : __builtin_inf();
+      const double nearest = std::min(above, below);
+      if (static_cast<double>(kept) >= enough && nearest > furthest) break;
+      furthest = nearest;
+      kept += above <= below ? mass_of(left - 1) : mass_of(right);
+      if (above <= below) left--;
+      else right++;
+    }
+    begin_ = left;
+    end_ = right;
+  }
+
+  // Of the tokens that reach the threshold, all but the least likely go.
+  void drop_top() {
+    if (wanted_.xtc_threshold > 0.5) return;
+    double sum = 0;
+    for (int i = begin_; i < end_; i++) sum += share_of(i);
+    int last = begin_;
+    while (last + 1 < end_ && share_of(last + 1) >= wanted_.xtc_threshold * sum) last++;
+    begin_ = last;
+  }
+
+  const RowView& row_;
+  const Tempering& t_;
+  const Truncation& wanted_;
+  const Candidates list_;
+  int begin_ = 0, end_;
+  bool is_open_;                // tokens after the list are kept as well
+};
+
+}  // namespace
+
+Band band_of_top_k(const RowView& row, const Tempering& t, int top_k, double top_p) {
+  Candidates kept = gather_first(row, top_k);
+  if (top_p >= 1) return from_start_to(row, *std::max_element(kept.ids, kept.ids + kept.num, order_by(row.logits)));
+  if (t.min_p > 0) {
+    const auto is_kept = [&](int32_t id) { return row.table.token_probability(row.logits[id], t) >= t.min_p; };
+    kept.num = static_cast<int>(std::partition(kept.ids, kept.ids + kept.num, is_kept) - kept.ids);
+  }
+  uint64_t total = 0;
+  for (int i = 0; i < kept.num; i++) total += row.table.token_mass(row.logits[kept.ids[i]], t);
+  return end_of_mass(row, t, kept, 0, top_p * static_cast<double>(total));
+}
+
+// The depth at which the mass suffices is found by counting; only the tokens of that depth are sorted.
+Band band_of_top_p(const RowView& row, const Tempering& t, const uint64_t* by_depth, double top_p) {
+  uint64_t total = 0, before = 0;
+  for (int depth = 0; depth < kMassDepths; depth++) total += by_depth[depth];
+  const double wanted = top_p * static_cast<double>(total);
+  int depth = 0;
+  while (depth < kMassDepths - 1 && static_cast<double>(before + by_depth[depth]) < wanted) before += by_depth[depth++];
+  // Bounds a little too wide, then exactly those of the depth.
+  const double nats = depth / kDepthsPerNat * t.temperature, step = t.temperature / kDepthsPerNat;
+  const double slack = 1e-5 * (std::abs(static_cast<double>(t.maximum)) + nats + step);
+  const double most = t.maximum - nats + slack, least = most - step - 2 * slack;
+  Candidates kept = gather(row, depth == kMassDepths - 1 ? kImpossible : as_float(least), as_float(most));
+  const auto is_kept = [&](int32_t id) {
+    return row.table.token_depth(row.logits[id], t) == depth &&
+           row.table.token_probability(row.logits[id], t) >= t.min_p;
+  };
+  kept.num = static_cast<int>(std::partition(kept.ids, kept.ids + kept.num, is_kept) - kept.ids);
+  return end_of_mass(row, t, kept, before, wanted);
+}
+
+Band band_of_chain(const RowView& row, const Tempering& t, const Truncation& truncation) {
+  return Chain(row, t, truncation).run();
+}
+
+}  // namespace insitu

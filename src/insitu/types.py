@@ -288,6 +288,7 @@ class ModelCard:
     """What is served: names, the file's digest, and every setting that can change a bit.
 
     ``sampling_defaults``: what the model's file gives for the fields a request leaves out.
+    ``has_tools`` and ``has_reasoning``: its chat template's form of either is known here.
     """
 
     name: str
@@ -301,6 +302,8 @@ class ModelCard:
     numeric_settings: Mapping[str, str]
     has_chat_template: bool
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    has_tools: bool = False
+    has_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

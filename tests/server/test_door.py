@@ -29,6 +29,7 @@ from insitu.server.app import create_app, routes
 from insitu.server.operations import OPERATIONS
 from insitu.server.options import ServerOptions
 from insitu.server.paths import PLACES, Access
+from insitu.server.schema_answers import ModelAnswer
 from insitu.types import Caller, FinishReason
 
 if TYPE_CHECKING:
@@ -362,3 +363,25 @@ def test_a_request_that_never_finishes_is_a_failure() -> None:
     text = post(CHAT, chat_body(stream=True), generator=Silent()).text
     assert '"code":"request_failed"' in text
     assert str(RequestFailed("x")) == "x"
+
+
+def test_a_model_says_what_it_can_do_and_how_much_of_it() -> None:
+    model = ask("GET", "/v1/models/tiny").json()
+    ModelAnswer.model_validate(model)
+    assert model["capabilities"]["chat"] is True
+    assert model["capabilities"]["tools"] is False
+    limits = model["limits"]
+    assert limits["max_model_len"] == 512
+    longest = text_body(stop=["x" * limits["stop_chars"]] * limits["stop_strings"])
+    assert post(TEXT, longest).status_code == 200
+    for body in (
+        text_body(stop=["x" * (limits["stop_chars"] + 1)]),
+        text_body(stop=["x"] * (limits["stop_strings"] + 1)),
+        text_body(n=limits["choices"] + 1),
+        text_body(logprobs=limits["top_logprobs"] + 1),
+        text_body(prompt=["x"] * (limits["prompts"] + 1)),
+    ):
+        assert post(TEXT, body).status_code == 400
+    options = ServerOptions(max_body_bytes=1000)
+    shown = ask("GET", "/v1/models", options=options).json()["data"][0]
+    assert shown["limits"]["body_bytes"] == 1000

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from server.asking import CHAT, TEXT, ask_all, chat_body, error_of, text_body
+from server.asking import CHAT, TEXT, ask_all, chat_body, text_body
 
+from insitu.server.anthropic.schema import CountTokensRequest, MessagesRequest
+from insitu.server.ollama.schema import ChatRequest, GenerateRequest
+from insitu.server.responses.schema import ResponsesRequest
 from insitu.server.schema_chat import ChatCompletionRequest
 from insitu.server.schema_completions import CompletionRequest
 from insitu.server.schema_tokens import DetokenizeRequest, TokenizePromptRequest
@@ -19,6 +22,11 @@ WIRES: dict[str, tuple[type[Wire], dict[str, Any]]] = {
     TEXT: (CompletionRequest, text_body()),
     "/v1/tokenize": (TokenizePromptRequest, text_body()),
     "/v1/detokenize": (DetokenizeRequest, {"model": "tiny", "tokens": [1]}),
+    "/v1/responses": (ResponsesRequest, {"input": "hi"}),
+    "/v1/messages": (MessagesRequest, chat_body(max_tokens=5)),
+    "/v1/messages/count_tokens": (CountTokensRequest, chat_body()),
+    "/api/chat": (ChatRequest, chat_body()),
+    "/api/generate": (GenerateRequest, text_body()),
 }
 OF_A_TYPE = {
     "string": "x", "integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {},
@@ -51,6 +59,7 @@ def test_every_field_refuses_every_other_type(path: str) -> None:
     *answers, last = ask_all([*asked, ("POST", path, {"json": good})])
     for name, (_, _, how), response in zip(names, asked, answers, strict=True):
         assert response.status_code == 400, how
-        param = error_of(response)["param"]
+        answer = response.json()
+        param = (answer if isinstance(answer["error"], str) else answer["error"])["param"]
         assert param.split("[")[0].split(".")[0] == name, (param, how)
     assert last.status_code == 200

@@ -9,7 +9,7 @@ while its weights are packed.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.chat import load_chat_template
@@ -100,6 +100,10 @@ def build(
         max_model_len=made.max_model_len,
         sampling_defaults=made.sampling_defaults,
         guiding=guiding_of(tokenizer, template, model.spec.vocab_size, answering),
+    )
+    speech = preparer.guiding.speech
+    card = replace(
+        card, has_tools=speech.format is not None, has_reasoning=speech.signs is not None
     )
     has_prefix_cache = wanted.prefix_caching == "on"
     return TextGenerator(loop, preparer, lambda: card, made, has_prefix_cache=has_prefix_cache)

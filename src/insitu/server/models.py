@@ -8,7 +8,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from insitu.sampling_params import SamplingParams
+from insitu.server.body import MAX_DEPTH, MAX_VALUES
 from insitu.server.errors import JSONAnswer
+from insitu.server.limits import MAX_PROMPTS, MAX_TOOLS
 from insitu.server.service import is_served, service_of, unknown_model
 
 if TYPE_CHECKING:
@@ -20,22 +23,26 @@ if TYPE_CHECKING:
 
 async def list_models(request: Request) -> Response:
     """All that is served: one model, under its first name."""
-    card = service_of(request).generator.describe()
+    service = service_of(request)
+    card = service.generator.describe()
     if _is_anthropic(request):
         name = card.name
         ends = {"first_id": name, "last_id": name, "has_more": False}
         return JSONAnswer({"data": [_anthropic_model(card, name)], **ends})
-    return JSONAnswer({"object": "list", "data": [_model(card, card.name)]})
+    model = _model(card, card.name, service.options.max_body_bytes)
+    return JSONAnswer({"object": "list", "data": [model]})
 
 
 async def retrieve_model(request: Request) -> Response:
     """One model by any of its names."""
-    card = service_of(request).generator.describe()
+    service = service_of(request)
+    card = service.generator.describe()
     name = request.path_params["model_id"]
     if not is_served(card, name):
         raise unknown_model()
-    shown = _anthropic_model if _is_anthropic(request) else _model
-    return JSONAnswer(shown(card, name))
+    if _is_anthropic(request):
+        return JSONAnswer(_anthropic_model(card, name))
+    return JSONAnswer(_model(card, name, service.options.max_body_bytes))
 
 
 def _is_anthropic(request: Request) -> bool:
@@ -55,7 +62,7 @@ def _anthropic_model(card: ModelCard, name: str) -> dict[str, Any]:
     }
 
 
-def _model(card: ModelCard, name: str) -> dict[str, Any]:
+def _model(card: ModelCard, name: str, max_body_bytes: int) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -70,4 +77,38 @@ def _model(card: ModelCard, name: str) -> dict[str, Any]:
         "numeric_settings": dict(card.numeric_settings),
         "sampling_defaults": dict(card.sampling_defaults),
         "has_chat_template": card.has_chat_template,
+        "capabilities": capabilities(card),
+        "limits": limits(card, max_body_bytes),
+    }
+
+
+def capabilities(card: ModelCard) -> dict[str, bool]:
+    """What may be asked of the model; all else is refused by name."""
+    return {
+        "chat": card.has_chat_template,
+        "completions": True,
+        "echo": True,
+        "logprobs": True,
+        "streaming": True,
+        "tools": card.has_tools,
+        "reasoning": card.has_reasoning,
+        "embeddings": False,
+        "images": False,
+        "audio": False,
+    }
+
+
+def limits(card: ModelCard, max_body_bytes: int) -> dict[str, int]:
+    """How much one request may ask for."""
+    return {
+        "max_model_len": card.max_model_len,
+        "body_bytes": max_body_bytes,
+        "json_depth": MAX_DEPTH,
+        "json_values": MAX_VALUES,
+        "prompts": MAX_PROMPTS,
+        "choices": SamplingParams.MAX_N,
+        "top_logprobs": SamplingParams.MAX_LOGPROBS,
+        "stop_strings": SamplingParams.MAX_STOP,
+        "stop_chars": SamplingParams.MAX_STOP_CHARS,
+        "tools": MAX_TOOLS,
     }

@@ -261,6 +261,8 @@ class ModelAnswer(Answer):
     numeric_settings: dict[str, str]
     sampling_defaults: dict[str, float]
     has_chat_template: bool
+    capabilities: dict[str, bool]
+    limits: dict[str, int]
 
 
 class ModelList(Answer):

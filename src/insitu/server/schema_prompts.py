@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from insitu.server.limits import MAX_PROMPTS
 from insitu.server.schema import LIMIT, MAX_ID
-
-MAX_PROMPTS = 64
 
 _IDS = {
     "type": "array",

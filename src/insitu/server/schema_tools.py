@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from insitu.server.limits import MAX_TOOLS
 from insitu.server.schema import Wire
 from insitu.types import Reasoning, ToolChoice
 
-MAX_TOOLS = 128
 MAX_NAME_CHARS = 64
 Effort = Literal["none", "minimal", "low", "medium", "high"]
 FunctionName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}$")]

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from insitu.sampling_params import SamplingParams
+from insitu.server.limits import MAX_TOOLS
 from insitu.server.schema import MAX_ID, Neutral, Wire
 from insitu.server.schema_sampling import ModelName, NewTokens, Nothing, StopString
-from insitu.server.schema_tools import MAX_TOOLS, FunctionName
+from insitu.server.schema_tools import FunctionName
 
 
 class CacheControl(Wire):

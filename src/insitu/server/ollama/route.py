@@ -129,7 +129,8 @@ async def show(request: Request) -> Response:
         f"{card.architecture}.context_length": card.max_model_len,
         f"{card.architecture}.vocab_size": card.vocab_size,
     }
-    answer = {"details": _details(card), "model_info": info, "capabilities": ["completion"]}
+    able = ["completion"] + ["tools"] * card.has_tools + ["thinking"] * card.has_reasoning
+    answer = {"details": _details(card), "model_info": info, "capabilities": able}
     return JSONAnswer({**answer, "modified_at": _created(card)})
 
 

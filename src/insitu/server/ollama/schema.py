@@ -13,9 +13,10 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from insitu.sampling_params import SamplingParams
+from insitu.server.limits import MAX_TOOLS
 from insitu.server.schema import MAX_ID, Neutral, Wire
 from insitu.server.schema_sampling import ModelName, Nothing, StopString
-from insitu.server.schema_tools import MAX_TOOLS, FunctionName, Tool
+from insitu.server.schema_tools import FunctionName, Tool
 
 _DURATION = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 
@@ -33,7 +34,9 @@ def _kept(value: float | str) -> float | str:
 KeepAlive = Annotated[
     float | str,
     AfterValidator(_kept),
-    WithJsonSchema({"anyOf": [{"type": "number", "not": {"const": 0}}, {"const": "5m"}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "not": {"const": 0}}, {"type": "string", "const": "5m"}]}
+    ),
 ]
 NoImages = Annotated[Annotated[list[str], Field(max_length=0)] | None, Neutral("an empty list")]
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from insitu.sampling_params import SamplingParams
+from insitu.server.limits import MAX_TOOLS
 from insitu.server.schema import Neutral, Wire
 from insitu.server.schema_sampling import ModelName, NewTokens, Nothing, OnlyFalse
-from insitu.server.schema_tools import MAX_TOOLS, Effort, FunctionName
+from insitu.server.schema_tools import Effort, FunctionName
 
 
 class InputText(Wire):

@@ -1,0 +1,7 @@
+"""Numbers that bound one request, beside those of ``body`` and of ``SamplingParams``.
+
+Not here: a tenant's limits (``policy``), the model's (its card), the body's (``body``).
+"""
+
+MAX_PROMPTS = 64
+MAX_TOOLS = 128

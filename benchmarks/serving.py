@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 
-def start(model: str) -> subprocess.Popen[str]:
+def start(model: str, *options: str) -> subprocess.Popen[str]:
     """``insitu serve`` on a free loopback port; who starts it ends it."""
-    command = [sys.executable, "-m", "insitu", "serve", model, "--port", "0"]
+    command = [sys.executable, "-m", "insitu", "serve", model, "--port", "0", *options]
     return subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -48,8 +48,13 @@ size_t split_bytes(const KvSpec& kv, const Limits& limits, int num_threads) {
 
 }  // namespace
 
-size_t Attention::kv_layer_bytes(const KvSpec& kv, const Limits& limits) {
-  return size_t{1} * limits.num_blocks * kv.num_kv_heads * kv_head_bytes(kv.type, kv.block_size, kv.head_dim);
+size_t Attention::kv_block_bytes(const KvSpec& kv) {
+  return size_t{1} * kv.num_layers * kv.num_kv_heads * kv_head_bytes(kv.type, kv.block_size, kv.head_dim);
+}
+
+KvLayer Attention::layer_of(const AttentionOp& op) const {
+  uint8_t* data = kv_pool_ + op.layer * (block_bytes_ / kv_.num_layers);
+  return {data, block_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size, kv_.type};
 }
 
 size_t Attention::scratch_bytes(const KvSpec& kv, const Limits& limits, int num_threads) {
@@ -62,7 +67,7 @@ Attention::Attention(const KernelTable& table, const KvSpec& kv, const Limits& l
       kv_(kv),
       num_threads_(num_threads),
       kv_pool_(kv_pool),
-      layer_bytes_(kv_layer_bytes(kv, limits)),
+      block_bytes_(kv_block_bytes(kv)),
       workers_(reinterpret_cast<float*>(scratch)),
       worker_floats_(worker_bytes(kv) / sizeof(float)),
       split_floats_(split_bytes(kv, limits, num_threads) / sizeof(float)),
@@ -137,7 +142,7 @@ void Attention::plan_sequence(Plan& plan, const Batch& batch, int seq, double ta
 }
 
 void Attention::run(ThreadPool& pool, const AttentionOp& op, const Batch& batch) {
-  const KvLayer layer{kv_pool_ + op.layer * layer_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size, kv_.type};
+  const KvLayer layer = layer_of(op);
   const int tokens = batch.num_tokens, items = tokens < 4 ? 1 : std::min(tokens, 4 * num_threads_);
   pool.run(items, [&](int item, int) {
     for (int t = static_cast<int>(int64_t{tokens} * item / items); t < int64_t{tokens} * (item + 1) / items; t++)
@@ -154,7 +159,7 @@ void Attention::run_item(const AttentionOp& op, const Batch& batch, const Plan& 
   const Item& item = plan.items[index];
   const int heads = op.num_heads / kv_.num_kv_heads;
   AttentionTile tile;
-  tile.kv = {kv_pool_ + op.layer * layer_bytes_, kv_.num_kv_heads, kv_.head_dim, kv_.block_size, kv_.type};
+  tile.kv = layer_of(op);
   tile.kv_head = item.tile.kv_head;
   tile.num_rows = item.tile.num_rows;
   tile.block_table = batch.block_table + static_cast<ptrdiff_t>(item.tile.seq) * batch.max_blocks;

@@ -31,11 +31,11 @@ struct AttentionOp {
 
 class Attention {
  public:
-  // `kv_pool`: kv_layer_bytes a layer; `scratch`: scratch_bytes.
+  // `kv_pool`: kv_block_bytes a block; `scratch`: scratch_bytes.
   Attention(const KernelTable& table, const KvSpec& kv, const Limits& limits, int num_threads, int max_num_heads,
             uint8_t* kv_pool, uint8_t* scratch);
 
-  static size_t kv_layer_bytes(const KvSpec& kv, const Limits& limits);
+  static size_t kv_block_bytes(const KvSpec& kv);  // of all layers
   static size_t scratch_bytes(const KvSpec& kv, const Limits& limits, int num_threads);
 
   void start_step();            // a new batch: what was planned for the last one is forgotten
@@ -65,6 +65,7 @@ class Attention {
   };
 
   const Plan& plan_of(const AttentionOp& op, const Batch& batch);
+  KvLayer layer_of(const AttentionOp& op) const;
   void plan_sequence(Plan& plan, const Batch& batch, int seq, double target);
   Tile tile_of(const Plan& plan, const Batch& batch, int seq, int kv_head, int first_row, int last_row) const;
   void run_item(const AttentionOp& op, const Batch& batch, const Plan& plan, size_t index, int worker);
@@ -76,7 +77,7 @@ class Attention {
   const KvSpec kv_;
   const int num_threads_;
   uint8_t* const kv_pool_;
-  const size_t layer_bytes_;
+  const size_t block_bytes_;
   Plan plans_[2];
   int num_plans_ = 0;
   std::unique_ptr<std::atomic<int>[]> unfinished_;  // parts of each split tile

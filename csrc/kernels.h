@@ -48,9 +48,11 @@ constexpr size_t kv_head_bytes(KvType type, int block_size, int head_dim) {
   return elements * kv_element_bytes(type) + (type == KvType::I8 ? sizeof(float) * 2 * block_size : 0);
 }
 
-// One layer of the KV pool: [num_blocks][num_kv_heads], kv_head_bytes each.
+// One layer of the KV pool, which is [num_blocks][num_layers][num_kv_heads], kv_head_bytes each: a block's
+// layers lie together, so that the first use of a block commits no memory for others in every layer.
 struct KvLayer {
-  uint8_t* data;
+  uint8_t* data;       // of this layer in block 0
+  size_t block_bytes;  // from one block to the next
   int32_t num_kv_heads, head_dim, block_size;
   KvType type;
 };

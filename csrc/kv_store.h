@@ -55,9 +55,9 @@ struct HeadBlock {
 // One KV head of a block.
 template <class T>
 static inline HeadBlock<T> head_block(const KvLayer& kv, int32_t block, int kv_head) {
-  const size_t head = static_cast<size_t>(block) * kv.num_kv_heads + kv_head;
+  const size_t at = static_cast<size_t>(block) * kv.block_bytes;
   const size_t elements = static_cast<size_t>(kv.block_size) * kv.head_dim;
-  T* keys = reinterpret_cast<T*>(kv.data + head * kv_head_bytes(kv.type, kv.block_size, kv.head_dim));
+  T* keys = reinterpret_cast<T*>(kv.data + at + kv_head * kv_head_bytes(kv.type, kv.block_size, kv.head_dim));
   float* scales = reinterpret_cast<float*>(keys + 2 * elements);
   return {keys, keys + elements, scales, scales + kv.block_size};
 }

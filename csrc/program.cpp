@@ -135,7 +135,7 @@ Sizes Executor::sizes(const ProgramSpec& spec, const KvSpec& kv, const Limits& l
   check_spec(spec, kv, limits, num_threads);
   Sizes sizes{};
   sizes.packed = packed_bytes(spec);
-  sizes.kv = Attention::kv_layer_bytes(kv, limits) * kv.num_layers;
+  sizes.kv = Attention::kv_block_bytes(kv) * limits.num_blocks;
   sizes.arena = spec.arena_bytes;
   sizes.logits = size_t{4} * limits.max_num_logit_rows * spec.logits.width;
   sizes.scratch = Sampler::scratch_bytes(spec.logits.width, limits.max_num_logit_rows, num_threads) +
@@ -159,7 +159,7 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
       kv_pool_(sizes_.kv),
       arena_(sizes_.arena),
       scratch_(sizes_.scratch),
-      layer_bytes_(Attention::kv_layer_bytes(kv, limits)) {
+      block_bytes_(Attention::kv_block_bytes(kv)) {
   const FloatControl control;
   const int num_threads = threads.num_threads;
   pack(spec);
@@ -299,16 +299,12 @@ void Executor::start_profile() { profile_ns_.assign(ops_.size() + 1, 0); }
 void Executor::copy_block(int source, int target) {
   require(source >= 0 && source < limits_.num_blocks && target >= 0 && target < limits_.num_blocks,
           "copy_block: no such block");
-  const size_t bytes = layer_bytes_ / limits_.num_blocks;
-  for (uint8_t* layer = kv_pool_.data(); layer < kv_pool_.data() + sizes_.kv; layer += layer_bytes_)
-    std::memmove(layer + target * bytes, layer + source * bytes, bytes);
+  std::memmove(kv_pool_.data() + target * block_bytes_, kv_pool_.data() + source * block_bytes_, block_bytes_);
 }
 
 void Executor::wipe_block(int block) {
   require(block >= 0 && block < limits_.num_blocks, "wipe_block: no such block");
-  const size_t bytes = layer_bytes_ / limits_.num_blocks;
-  for (uint8_t* layer = kv_pool_.data(); layer < kv_pool_.data() + sizes_.kv; layer += layer_bytes_)
-    std::memset(layer + block * bytes, 0, bytes);
+  std::memset(kv_pool_.data() + block * block_bytes_, 0, block_bytes_);
 }
 
 void Executor::run(const Batch& batch) {

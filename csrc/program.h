@@ -174,7 +174,7 @@ class Executor {
   std::vector<const float*> vectors_;
   std::vector<int> vector_lengths_;
   std::vector<std::vector<double>> frequencies_;  // by operator: only RopeAngles has some
-  size_t layer_bytes_;
+  size_t block_bytes_;  // of the KV pool
   size_t row_floats_ = 0;  // of a worker: floats on their way to being gated or quantised
   float* row_scratch_ = nullptr;
   uint8_t* experts_scratch_ = nullptr;

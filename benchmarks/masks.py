@@ -42,7 +42,7 @@ def main() -> None:
         finally:
             filled_s.append(time.perf_counter() - started_s)
 
-    TokenMasks.fill = timed  # type: ignore[method-assign]
+    TokenMasks.fill = timed  # type: ignore
     with LLM(sys.argv[1]) as llm:
         for name, guide in (
             ("warm", Guide("json_schema", SCHEMA)),

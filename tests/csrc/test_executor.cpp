@@ -35,6 +35,8 @@ constexpr Shape kShapes[] = {
      BlockType::F32, BlockType::F16, BlockType::BF16, BlockType::F32, BlockType::F16},
     {"mixed", 256, 8, 4, 32, 288, 300, 1, 32, KvType::BF16, false, BlockType::Q4_1, BlockType::Q4_K, BlockType::Q4_0,
      BlockType::F16, BlockType::Q6_K, BlockType::Q4_1, BlockType::Q5_0, BlockType::Q4_K},
+    {"experts", 256, 4, 2, 32, 256, 300, 2, 16, KvType::F16, false, BlockType::Q8_0, BlockType::Q8_0, BlockType::Q8_0,
+     BlockType::Q8_0, BlockType::Q8_0, BlockType::Q4_K, BlockType::Q5_0, BlockType::F16, 5},
 };
 constexpr int kLengths[] = {270, 40, 19, 1};
 constexpr int kNumSeqs = 4, kBlocksPerSeq = 24, kNumBlocks = 128;

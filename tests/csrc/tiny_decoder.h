@@ -16,6 +16,7 @@ struct Shape {
   KvType kv_type;
   bool is_adjacent;
   BlockType embedding, q, k, v, o, up, down, head;
+  int experts = 0;  // of every other layer, two a row; 0: all layers are dense
 
   KvSpec kv() const { return {layers, kv_heads, head_dim, block_size, kv_type}; }
 };
@@ -113,6 +114,21 @@ class TinyDecoder {
     op.group = is_quantized ? 32 : 0;
     return out;
   }
+  TensorRef mixture(TensorRef x) {
+    const TensorRef h = norm(x, 0), logits = linear(h, {{BlockType::F32, shape_.experts}}, false, nullptr);
+    const TensorRef routing = tensor(shape_.experts), mixed = tensor(shape_.hidden), sum = tensor(shape_.hidden);
+    Operator& route = add(OpKind::Route, {logits}, routing);
+    route.num_active = 2;
+    route.is_normalised = true;
+    Operator& op = add(OpKind::Experts, {h, routing}, mixed);
+    op.num_active = 2;
+    for (int e = 0; e < shape_.experts; e++) {
+      op.gate_up.push_back(weight({{shape_.up, shape_.inner}, {shape_.up, shape_.inner}}, shape_.hidden, false));
+      op.down.push_back(weight({{shape_.down, shape_.hidden}}, shape_.inner, false));
+    }
+    add(OpKind::Add, {x, mixed}, sum);
+    return sum;
+  }
   TensorRef quantized(int width, int group, bool is_logit_rows) {
     return place(width, table_.quantized_bytes(max_rows(is_logit_rows), width, group), is_logit_rows, true);
   }
@@ -168,6 +184,10 @@ class TinyDecoder {
       const Segments types = {{s.q, width}, {s.k, kv_width}, {s.v, kv_width}};
       const TensorRef qkv = linear(norm(x, fused_group(types)), types, true, nullptr);
       x = linear(attention(qkv, layer), {{s.o, s.hidden}}, false, &x);
+      if (s.experts && layer % 2 == 0) {
+        x = mixture(x);
+        continue;
+      }
       const TensorRef h = gated(x);
       if (layer % 2 == 0) {
         x = linear(h, {{s.down, s.hidden}}, false, &x);

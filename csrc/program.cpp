@@ -177,6 +177,8 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
     table_.rope_frequencies(ops_[i].theta, ops_[i].dim, frequencies_[i].data());
     for (size_t pair = 0; pair < ops_[i].divisors.size(); pair++) frequencies_[i][pair] /= ops_[i].divisors[pair];
   }
+  for (auto* ids : {&chosen_ids_, &ids_before_}) ids->reserve(limits.max_num_logit_rows);
+  token_ids_.reserve(limits.max_num_tokens);
   row_floats_ = row_floats(spec, limits);
   row_scratch_ = reinterpret_cast<float*>(scratch_.data());
   uint8_t* rest = scratch_.data() + sizeof(float) * row_floats_ * num_threads;
@@ -269,13 +271,20 @@ void Executor::forward(const Batch& batch, float* logits) {
 }
 
 void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled& out) {
-  const auto chosen = std::exchange(chosen_ids_, {});  // a step that throws leaves none
+  const auto& chosen = take_chosen();
   check_sampling(sampling, batch.num_logit_rows, out.max_logprobs, vocab_size_);
   compute(batch, chosen);
   choose(sampling, out);
 }
 
-void Executor::compute(const Batch& batch) { compute(batch, std::exchange(chosen_ids_, {})); }
+void Executor::compute(const Batch& batch) { compute(batch, take_chosen()); }
+
+// A step that throws leaves none to the next. The two keep their memory: no step allocates.
+const std::vector<int32_t>& Executor::take_chosen() {
+  ids_before_.swap(chosen_ids_);
+  chosen_ids_.clear();
+  return ids_before_;
+}
 
 void Executor::compute(const Batch& given, const std::vector<int32_t>& chosen) {
   num_computed_rows_ = 0;

@@ -136,6 +136,7 @@ class Executor {
   void pack(const ProgramSpec& spec);
   Batch checked(const Batch& batch, const std::vector<int32_t>& chosen);
   void compute(const Batch& batch, const std::vector<int32_t>& chosen);
+  const std::vector<int32_t>& take_chosen();
   void run(const Batch& batch);
   ThreadOptions with_prefetch(ThreadOptions threads);
   template <typename Body>
@@ -179,7 +180,7 @@ class Executor {
   float* row_scratch_ = nullptr;
   uint8_t* experts_scratch_ = nullptr;
   std::vector<int> next_linear_;     // by operator: the weight of the next Linear after it, or -1
-  std::vector<int32_t> chosen_ids_;  // by the step before; none if it failed
+  std::vector<int32_t> chosen_ids_, ids_before_;  // by the step before; none if it failed
   std::vector<int32_t> token_ids_;   // of this step, where some were chosen by the one before
   std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
   std::unique_ptr<Attention> attention_;

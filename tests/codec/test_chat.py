@@ -194,6 +194,44 @@ def test_templates_are_read_from_both_formats() -> None:
         assert template.render([Message("user", "x")]).text == "gx"
 
 
+def named(source: str) -> str:
+    """A template that shows which it is."""
+    return source + ": {{ messages[0].content }}"
+
+
+SEVERAL = {name: named(name) for name in ("default", "tool_use", "rag")}
+SEVERAL_SOURCES = [
+    tiny.FakeSource(
+        values={
+            **tiny.metadata_values(),
+            "tokenizer.chat_template": SEVERAL["default"],
+            "tokenizer.chat_templates": ["tool_use", "rag"],
+            "tokenizer.chat_template.tool_use": SEVERAL["tool_use"],
+            "tokenizer.chat_template.rag": SEVERAL["rag"],
+        }
+    ),
+    tiny.folder({}, chat_template={"chat_template": SEVERAL}),
+    tiny.folder({}, tokenizer_config={"chat_template": [
+        {"name": name, "template": text} for name, text in SEVERAL.items()]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SEVERAL_SOURCES)
+def test_of_several_templates_tools_and_a_kwarg_choose(source: tiny.FakeSource) -> None:
+    template = load_chat_template(source, TOKENIZER)  # type: ignore[arg-type]
+    messages, tool = [Message("user", "x")], {"type": "function", "function": {"name": "f"}}
+    rag = {"template_name": "rag"}
+    assert template.render(messages).text == "default: x"
+    assert template.render(messages, tools=[tool]).text == "tool_use: x"
+    assert template.render(messages, tools=[tool], kwargs=rag).text == "rag: x"
+    assert template.unread(messages, kwargs=rag) == []
+    for wrong in ("other", 5):
+        with pytest.raises(Refusal, match="default, rag, tool_use") as caught:
+            template.render(messages, kwargs={"template_name": wrong})
+        assert caught.value.param == "chat_template_kwargs.template_name"
+    assert template.render(messages, kwargs={"template_name": None}).text == "default: x"
+
+
 def test_faulty_templates_name_their_key() -> None:
     for value in (["x"], 5, {"a": 1}):
         values = {**tiny.metadata_values(), "tokenizer.chat_template": value}

@@ -17,6 +17,7 @@ from itertools import chain
 _LABEL = (1 << 31) | 0xFF
 _HAS_VALUE = 1 << 8
 _VALUE = (1 << 31) - 1
+_MOST_PAIRS = 1 << 16
 
 
 class CharsMapFault(Exception):
@@ -33,6 +34,8 @@ class CharsMap:
         self._units: tuple[int, ...] = struct.unpack_from(f"<{size // 4}I", raw, 4)
         self._replacements = raw[4 + size :]
         self._single: dict[str, str] = {}
+        # What stands at a place where no longer string than these two characters could begin.
+        self._pairs: dict[str, tuple[str, int]] = {}
 
     def normalized(self, text: str) -> str:
         """The text with every string of the table replaced."""
@@ -42,12 +45,14 @@ class CharsMap:
         out, at = [], 0
         while at < len(text):
             known = single.get(text[at])
-            if known is None:
-                known, size = self._longest(text, at)
-                at += size
-            else:
+            if known is not None:
+                out.append(known)
                 at += 1
-            out.append(known)
+                continue
+            pair = text[at : at + 2]
+            found = self._pairs.get(pair) or self._longest(text, at)
+            out.append(found[0])
+            at += found[1]
         return "".join(out)
 
     def _longest(self, text: str, start: int) -> tuple[str, int]:
@@ -64,8 +69,12 @@ class CharsMap:
             if index == start and not self._has_children(node):
                 goes_on = False
                 break
-        if not goes_on and size == 1 and index == start:
+        if not goes_on and index == start and size == 1:
             self._single[text[start]] = found
+        elif not goes_on and index == start + 1:
+            if len(self._pairs) == _MOST_PAIRS:
+                self._pairs.clear()
+            self._pairs[text[start : start + 2]] = (found, size)
         return found, size
 
     def _step(self, node: int, character: bytes) -> tuple[int, int | None, bool]:

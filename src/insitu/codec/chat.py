@@ -15,12 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.message_forms import MessageForms
-from insitu.codec.template import Template, TypedText, UnsupportedTemplate
+from insitu.codec.template import Template, TypedText
+from insitu.codec.template_files import DEFAULT, read_templates
 from insitu.codec.template_values import TemplateFault, TemplateLimitError, TemplateRaised
 from insitu.refusal import Refusal
 from insitu.types import is_template_name
-from insitu.weights.errors import ModelFileError, UnsupportedModelError
-from insitu.weights.strict_json import parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,69 +28,59 @@ if TYPE_CHECKING:
     from insitu.types import Message
     from insitu.weights.tensors import TensorSource
 
-_GGUF_KEY = "tokenizer.chat_template"
+# A kwarg that names one of several templates, and the one that conversations with tools get.
+_NAME_KWARG = "template_name"
+_WITH_TOOLS = "tool_use"
 
 
 def load_chat_template(source: TensorSource, tokenizer: Tokenizer) -> ChatTemplate:
-    """The chat template of a model file or folder, which may have none."""
-    where, text = _GGUF_KEY, None
-    if source.format == "gguf":
-        text = source.metadata.string(_GGUF_KEY, None)
-    else:
-        where, text = _folder_template(source)
-    if not text:
-        return ChatTemplate(None, tokenizer.special_texts)
-    try:
-        return ChatTemplate(Template(text), tokenizer.special_texts)
-    except UnsupportedTemplate as error:
-        raise UnsupportedModelError(source.path, where, f"chat template {error}") from error
-
-
-def _folder_template(source: TensorSource) -> tuple[str, str | None]:
-    where = "chat_template.jinja"
-    raw = source.file(where)
-    if raw is not None:
-        try:
-            return where, raw.decode()
-        except UnicodeDecodeError as error:
-            raise ModelFileError(source.path, where, "is not valid UTF-8") from error
-    name = "tokenizer_config.json"
-    raw = source.file(name)
-    if raw is None:
-        return name, None
-    where = f"{name} chat_template"
-    text = parse_object(source.path, name, raw).get("chat_template")
-    if isinstance(text, list):
-        # Several templates by name: the one called default.
-        named = {e.get("name"): e.get("template") for e in text if isinstance(e, dict)}
-        text = named.get("default")
-    if text is not None and not isinstance(text, str):
-        raise ModelFileError(source.path, where, "is not a template")
-    return where, text
+    """The chat templates of a model file or folder, which may have none."""
+    return ChatTemplate(read_templates(source), tokenizer.special_texts)
 
 
 class ChatTemplate:
-    """Renders conversations; without a template it refuses them and says so."""
+    """Renders conversations; without a template it refuses them and says so.
 
-    def __init__(self, template: Template | None, special_texts: Mapping[str, str]) -> None:
-        self._template = template
-        self._special_texts = special_texts
-        self._forms = MessageForms(self._shown)
+    Of several templates a conversation with tools gets ``tool_use``, others ``default``; the kwarg
+    ``template_name`` asks for another.
+    """
+
+    def __init__(
+        self, templates: Mapping[str, Template] | Template, special_texts: Mapping[str, str]
+    ) -> None:
+        named = {DEFAULT: templates} if isinstance(templates, Template) else templates
+        self._templates = {name: _Named(named[name], special_texts) for name in named}
 
     @property
     def is_present(self) -> bool:
         """Whether the model file has a chat template."""
-        return self._template is not None
+        return bool(self._templates)
+
+    def _chosen(self, kwargs: Mapping[str, Any], *, has_tools: bool) -> _Named:
+        if not self._templates:
+            message = "This model has no chat template. Use completions, or another model."
+            raise Refusal(message, param="messages", code="no_chat_template")
+        asked = kwargs.get(_NAME_KWARG)
+        if len(self._templates) == 1 and asked is None:
+            return next(iter(self._templates.values()))
+        wanted = _WITH_TOOLS if has_tools and _WITH_TOOLS in self._templates else DEFAULT
+        wanted = wanted if asked is None else asked
+        if not isinstance(wanted, str) or wanted not in self._templates:
+            where = f"chat_template_kwargs.{_NAME_KWARG}"
+            known = ", ".join(sorted(self._templates))
+            message = f"{where} must be one of this model's chat templates: {known}."
+            raise Refusal(message, param=where, code="invalid_value")
+        return self._templates[wanted]
 
     @property
     def source(self) -> str:
-        """The template's own text; empty without one."""
-        return "" if self._template is None else self._template.source
+        """The text of the template, or of all there are; empty without one."""
+        return "\n".join(named.template.source for named in self._templates.values())
 
     @property
     def variables(self) -> frozenset[str]:
-        """The names that the template reads."""
-        return frozenset() if self._template is None else self._template.variables
+        """The names that the template reads, or any of them."""
+        return frozenset().union(*(named.template.variables for named in self._templates.values()))
 
     def render(
         self,
@@ -107,10 +96,8 @@ class ChatTemplate:
         A template that asks for the date gets it from the kwarg ``today`` ("2026-01-31"): a prompt
         depends on the request alone, never on the clock.
         """
-        if self._template is None:
-            message = "This model has no chat template. Use completions, or another model."
-            raise Refusal(message, param="messages", code="no_chat_template")
         kwargs = kwargs or {}
+        template = self._chosen(kwargs, has_tools=bool(tools))
         today = _checked(kwargs)
         values: dict[str, Any] = {
             **kwargs,
@@ -119,7 +106,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         try:
-            typed = self._rendered(messages, values, today)
+            typed = template.render(messages, values, today)
         except TemplateRaised as raised:
             text = str(raised) or "The chat template refuses these messages."
             raise Refusal(text, param="messages", code="chat_template_raised") from raised
@@ -131,14 +118,44 @@ class ChatTemplate:
             raise Refusal(message, param="messages", code="chat_template_fault") from fault
         return _without_end(typed, messages) if continue_final_message else typed
 
-    def _rendered(
-        self, messages: Sequence[Message], values: dict[str, Any], today: str | None
+    def unread(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Paths of what a caller gave and the template never mentions: it is not in the prompt."""
+        template = self._chosen(kwargs or {}, has_tools=bool(tools)).template
+        variables, attributes = template.variables, template.attributes
+        unread = ["tools"] if tools and "tools" not in variables else []
+        for name in kwargs or {}:
+            is_date = name == "today" and "strftime_now" in variables
+            if name not in variables and not is_date and name != _NAME_KWARG:
+                unread.append(f"chat_template_kwargs.{name}")
+        for key in ("name", "tool_calls", "reasoning_content"):
+            given = [index for index, message in enumerate(messages) if getattr(message, key)]
+            if given and key not in attributes:
+                unread.append(f"messages[{given[0]}].{key}")
+        return unread
+
+
+class _Named:
+    """One template, and the form it wants messages in."""
+
+    def __init__(self, template: Template, special_texts: Mapping[str, str]) -> None:
+        self.template = template
+        self._special_texts = special_texts
+        self._forms = MessageForms(self._shown)
+
+    def render(
+        self, messages: Sequence[Message], values: Mapping[str, Any], today: str | None
     ) -> TypedText:
-        assert self._template is not None
+        """The prompt, in the first form of the messages that makes one."""
         first: TemplateFault | None = None
         for written in self._forms.of(messages):
             try:
-                return self._template.render(
+                return self.template.render(
                     {**values, "messages": written}, self._special_texts, today
                 )
             except (TemplateRaised, TemplateLimitError):
@@ -149,32 +166,10 @@ class ChatTemplate:
         raise first
 
     def _shown(self, messages: list[dict[str, Any]]) -> str:
-        assert self._template is not None
         values = {"messages": messages, "tools": None, "documents": None}
-        return self._template.render(
+        return self.template.render(
             {**values, "add_generation_prompt": True}, self._special_texts, "2026-01-31"
         ).text
-
-    def unread(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[str]:
-        """Paths of what a caller gave and the template never mentions: it is not in the prompt."""
-        assert self._template is not None
-        variables, attributes = self._template.variables, self._template.attributes
-        unread = ["tools"] if tools and "tools" not in variables else []
-        for name in kwargs or {}:
-            is_date = name == "today" and "strftime_now" in variables
-            if name not in variables and not is_date:
-                unread.append(f"chat_template_kwargs.{name}")
-        for key in ("name", "tool_calls", "reasoning_content"):
-            given = [index for index, message in enumerate(messages) if getattr(message, key)]
-            if given and key not in attributes:
-                unread.append(f"messages[{given[0]}].{key}")
-        return unread
 
 
 def _checked(kwargs: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from insitu.codec.template_values import TemplateFault
+from insitu.codec.template_values import TemplateFault, TemplateLimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,6 +99,8 @@ class MessageForms:
     def _shows(self, text: str, messages: list[dict[str, Any]]) -> bool:
         try:
             return text in self._show(messages)
+        except TemplateLimitError:
+            raise  # so would the conversation's own rendering, later
         except TemplateFault:
             return False
 

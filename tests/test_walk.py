@@ -19,6 +19,8 @@ from tiny_model import write_gguf
 
 import insitu
 from insitu.llm.build import build
+from insitu.policy.gate import LimitGate
+from insitu.policy.limits import Limits
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
 
@@ -70,7 +72,9 @@ def test_the_page_is_the_walk(walk: Walk, tmp_path: Path) -> None:
     write_gguf(path, num_layers=2)
     generator = build(path, name="tiny", threads=2)
     try:
-        text = asyncio.run(ask(create_app(generator, ServerOptions()), walk))
+        text = asyncio.run(
+            ask(create_app(generator, ServerOptions(gate=LimitGate(lambda _: Limits()))), walk)
+        )
     finally:
         generator.close()
     events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
@@ -78,7 +82,7 @@ def test_the_page_is_the_walk(walk: Walk, tmp_path: Path) -> None:
     finishes = [json.loads(one)["choices"][0]["finish_reason"] for one in events[:-1]]
     assert finishes[-1] in {"length", "stop"}
     named = steps()
-    assert len(named) == 20
+    assert len(named) == 23
     called = list(walk.called)
     missing = [step for step in named if step not in walk.called]
     assert not missing

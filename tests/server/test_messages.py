@@ -282,3 +282,12 @@ def test_models_have_this_protocols_form_for_its_clients() -> None:
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("tiny", "tiny", False)
     one = ask("GET", "/v1/models/tiny-alias", headers=headers).json()
     assert ModelInfo.model_validate(one).id == "tiny-alias"
+
+
+def test_a_format_is_a_guide() -> None:
+    generator = Scripted()
+    config = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    assert post(PATH, body(output_config=config), generator=generator).status_code == 200
+    guide = generator.asked[0].guide
+    assert guide is not None
+    assert (guide.kind, guide.value) == ("json_schema", {"type": "object"})

@@ -187,3 +187,15 @@ def test_a_failure_is_a_line_and_nothing_is_done() -> None:
     parts = lines(post(CHAT, body(), generator=Scripted(fail_after=2)))
     assert parts[-1] == {"error": "the step failed", "param": None, "code": "request_failed"}
     assert not any(one.get("done") for one in parts)
+
+
+def test_a_format_is_a_guide() -> None:
+    generator = Scripted()
+    for wanted in ("json", {"type": "object"}, ""):
+        assert post(CHAT, body(format=wanted), generator=generator).status_code == 200
+    guides = [one.guide for one in generator.asked]
+    assert [one and (one.kind, one.value) for one in guides] == [
+        ("json_object", None),
+        ("json_schema", {"type": "object"}),
+        None,
+    ]

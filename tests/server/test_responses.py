@@ -212,3 +212,19 @@ def test_a_lenient_request_is_told_what_was_left_out() -> None:
     assert error_of(wrong)["param"] == "temperature"
     odd = post(PATH, body(), headers={"x-insitu-lenient": "yes"})
     assert error_of(odd)["param"] == "x-insitu-lenient"
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+def test_a_format_is_a_guide() -> None:
+    generator = Scripted()
+    named = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
+    asked = body(text={"format": named})
+    assert post(PATH, asked, generator=generator).status_code == 200
+    assert post(PATH, body(guided_regex="a+"), generator=generator).status_code == 200
+    guides = [one.guide for one in generator.asked]
+    assert [(one.kind, one.value) for one in guides if one] == [
+        ("json_schema", SCHEMA),
+        ("regex", "a+"),
+    ]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from server.asking import TEXT, ask_all, error_of, events, post, text_body
-from server.scripted_generator import Scripted
+from server.scripted_generator import Scripted, token
 
 from insitu.server.logprobs import CompletionLogprobs, chat_logprobs
 from insitu.server.schema_answers import Completion, CompletionChunk
 from insitu.types import TokenLogprob
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from insitu.types import Delta, Prepared
 
 
 def test_a_whole_answer_names_tokens_by_id() -> None:
@@ -172,7 +178,7 @@ def test_an_error_of_one_prompt_ends_them_all() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"echo": True, "logprobs": 0, "n": 2}, "echo"),
         ({"echo": True, "return_token_ids": True}, "echo"),
         ({"prompt": ["a"] * 3, "n": 64}, "prompt"),
     ],
@@ -180,3 +186,40 @@ def test_an_error_of_one_prompt_ends_them_all() -> None:
 def test_what_cannot_be_together_is_refused(fields: dict[str, Any], param: str) -> None:
     response = post(TEXT, text_body(**fields))
     assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+class Reader(Scripted):
+    """Tells of its prompt's tokens too."""
+
+    async def _deltas(self, prepared: Prepared) -> AsyncIterator[Delta]:
+        assert prepared.request.sampling.prompt_logprobs == 1
+        known = tuple(token(chr(one), 1) for one in prepared.prompt_ids[1:])
+        async for delta in super()._deltas(prepared):
+            yield replace(delta, prompt_logprobs=known)
+            known = ()
+
+
+def test_an_echo_with_logprobs_begins_with_the_prompts() -> None:
+    asked = text_body(prompt=["aéx", "q"], echo=True, logprobs=1, max_tokens=2)
+    whole, stream = ask_all(
+        [("POST", TEXT, {"json": asked}), ("POST", TEXT, {"json": {**asked, "stream": True}})],
+        generator=Reader(),
+    )
+    Completion.model_validate(whole.json())
+    first, second = whole.json()["choices"]
+    assert (first["text"], second["text"]) == ("aéxal", "qal")
+    logprobs = first["logprobs"]
+    assert logprobs["tokens"] == list("aéxal")
+    assert logprobs["token_logprobs"] == [None] + [-0.5] * 4
+    assert logprobs["top_logprobs"][:2] == [None, {"é": -0.5}]
+    assert logprobs["text_offset"] == [0, 1, 2, 3, 4]
+    assert second["logprobs"]["text_offset"] == [0, 1, 2]
+    chunks = events(stream)
+    for chunk in chunks:
+        CompletionChunk.model_validate(chunk)
+    for choice in (first, second):
+        own = [one["choices"][0] for one in chunks]
+        own = [one for one in own if one["index"] == choice["index"]]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for one in own for value in one["logprobs"][name]] == values

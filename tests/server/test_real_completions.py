@@ -66,3 +66,24 @@ def test_each_token_begins_where_its_offset_says(generator: TextGenerator) -> No
     assert offsets == starts
     for token, offset in zip(choice["logprobs"]["tokens"], offsets, strict=True):
         assert token.startswith("bytes:") or WHOLE.startswith(token, offset)
+
+
+def test_an_echo_is_as_long_as_its_prompt_and_known_but_for_its_first_token(
+    generator: TextGenerator,
+) -> None:
+    asked = {"model": "tiny", "temperature": 0, "max_tokens": 2, "logprobs": 1}
+    ids = generator.preparer.tokenizer.encode(f"abc{START}", add_special_tokens=False)
+    plain, echoed = ask_together(
+        generator,
+        [{**asked, "prompt": ids}, {**asked, "prompt": ids, "echo": True}],
+        TEXT,
+    )
+    said, choice = plain.json()["choices"][0], echoed.json()["choices"][0]
+    assert choice["text"] == f"abc{START}{said['text']}"
+    logprobs = choice["logprobs"]
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert logprobs["token_logprobs"][len(ids) :] == said["logprobs"]["token_logprobs"]
+    assert logprobs["tokens"][: len(ids)] == ["a", "b", "c", START]
+    assert logprobs["text_offset"][: len(ids)] == [0, 1, 2, 3]
+    assert len(logprobs["tokens"]) == len(ids) + 2

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.server.answer import new_id, prepare, send_deltas
 from insitu.server.dialects import OPENAI
-from insitu.server.logprobs import CompletionLogprobs
+from insitu.server.logprobs import CompletionLogprobs, Echo
 from insitu.server.record import record_of
 from insitu.server.service import read_wire, service_of
 from insitu.server.several import side_by_side
 from insitu.server.shape import Head, by_choice, head_of, usage_fields
-from insitu.types import Delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from insitu.refusal import Refusal
-    from insitu.types import Generator, Prepared, Usage
+    from insitu.types import Delta, Generator, Prepared, Usage
     from insitu.types import Request as Asked
 
 
@@ -69,14 +68,15 @@ async def _prepare_all(request: Request, asked: list[Asked]) -> list[Prepared]:
     return prepared
 
 
-async def _echoes(generator: Generator, prepared: list[Prepared], num_choices: int) -> list[str]:
+async def _echoes(generator: Generator, prepared: list[Prepared], num_choices: int) -> list[Echo]:
     """For each choice the text that it continues, as it was given or as its ids read."""
-    texts = []
+    echoes = []
     for one in prepared:
         prompt = one.request.prompt
         text = prompt if isinstance(prompt, str) else await generator.detokenize(prompt or ())
-        texts += [text] * num_choices
-    return texts
+        first = await generator.detokenize(one.prompt_ids[:1])
+        echoes += [Echo(text, first)] * num_choices
+    return echoes
 
 
 class CompletionShape:
@@ -89,11 +89,11 @@ class CompletionShape:
         head: Head,
         *,
         has_logprobs: bool,
-        echoes: list[str] | None = None,
+        echoes: list[Echo] | None = None,
         seeds: list[int] | None = None,
     ) -> None:
         self._head = head
-        self._echoes = echoes or [""] * head.num_choices
+        self._echoes: dict[int, Echo] = dict(enumerate(echoes or ()))
         self._seeds = seeds
         self._has_notes = True
         self._logprobs = [
@@ -103,9 +103,9 @@ class CompletionShape:
 
     def opening(self) -> Iterable[dict[str, Any]]:
         """For each choice its prompt, where it is to be repeated: a completion has no role."""
-        for index, text in enumerate(self._echoes):
-            if text:
-                yield self._noted(self._choice(index, [Delta(index, content=text)]))
+        if self._logprobs[0] is None:  # else it goes with those of its tokens
+            for index in list(self._echoes):
+                yield self._noted(self._choice(index, []))
 
     def chunks(self, delta: Delta) -> Iterable[dict[str, Any]]:
         """One chunk a delta; the first also carries what the answer reports."""
@@ -119,13 +119,12 @@ class CompletionShape:
         return chunk
 
     def _choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
-        logprobs = self._logprobs[index]
+        logprobs, echo = self._logprobs[index], self._echoes.pop(index, None)
         finish = next((one.finish_reason for one in deltas if one.finish_reason), None)
-        tokens = [one for delta in deltas for one in delta.logprobs]
         choice: dict[str, Any] = {
             "index": index,
-            "text": "".join(delta.content for delta in deltas),
-            "logprobs": None if logprobs is None else logprobs.take(tokens),
+            "text": (echo.text if echo else "") + "".join(delta.content for delta in deltas),
+            "logprobs": None if logprobs is None else _taken(logprobs, echo, deltas),
             "finish_reason": finish and finish.value,
         }
         if self._seeds is not None:
@@ -146,8 +145,15 @@ class CompletionShape:
         """The whole answer."""
         fields = self._head.fields("text_completion")
         of_choice = by_choice(deltas, self._head.num_choices)
-        choices = [
-            self._choice(index, [Delta(index, content=self._echoes[index]), *one])
-            for index, one in enumerate(of_choice)
-        ]
+        choices = [self._choice(index, one) for index, one in enumerate(of_choice)]
         return {**fields, "choices": choices, "usage": usage_fields(usage), **self._head.notes()}
+
+
+def _taken(logprobs: CompletionLogprobs, echo: Echo | None, deltas: list[Delta]) -> dict[str, Any]:
+    """The log-probabilities of deltas, after those of a prompt that begins the text."""
+    tokens = [one for delta in deltas for one in delta.logprobs]
+    if echo is None:
+        return logprobs.take(tokens)
+    begun = logprobs.begin(echo, [one for delta in deltas for one in delta.prompt_logprobs])
+    rest = logprobs.take(tokens)
+    return {name: values + rest[name] for name, values in begun.items()}

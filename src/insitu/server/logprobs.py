@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,16 +38,38 @@ def spell_token(one: TokenLogprob) -> str:
     return one.text
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that a text repeats, and what its first token shows."""
+
+    text: str = ""
+    first_token: str = ""
+
+
 class CompletionLogprobs:
     """Builds the ``logprobs`` object of a text completion, chunk after chunk.
 
-    ``text_offset`` counts characters of the choice's own text, from 0.
+    ``text_offset`` counts characters of the choice's text, from 0.
     """
 
     def __init__(self, *, has_token_ids: bool) -> None:
         self._has_token_ids = has_token_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+
+    def begin(self, echo: Echo, prompt: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The object for a prompt that the text repeats: of its first token nothing is known."""
+        first = {
+            "tokens": echo.first_token,
+            "token_logprobs": None,
+            "top_logprobs": None,
+            "text_offset": 0,
+        }
+        # A token that only begins a sequence is none of the text.
+        if echo.text.startswith(echo.first_token):
+            self._offset = len(echo.first_token)
+        rest = self.take(prompt)
+        return {name: [value, *rest[name]] for name, value in first.items()}
 
     def take(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The object for the next tokens of the choice."""

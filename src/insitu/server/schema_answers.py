@@ -190,8 +190,8 @@ class TextLogprobs(Answer):
     """Log-probabilities of a text completion."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
     token_ids: list[int] | None = None
     top_token_ids: list[list[int]] | None = None

@@ -45,7 +45,7 @@ class CompletionRequest(SamplingFields, GuideFields):
         None, description="So many are made, and the n likeliest kept; not in a stream."
     )
     echo: bool | None = Field(
-        None, description="Whether a text begins with its prompt; not with logprobs or ids."
+        None, description="Whether a text begins with its prompt; not with return_token_ids."
     )
     suffix: Nothing = None
 
@@ -56,14 +56,17 @@ class CompletionRequest(SamplingFields, GuideFields):
         if self.best_of is not None and self.best_of != (self.n or 1) and self.stream:
             message = "best_of is only allowed in a stream where it is n."
             raise Refusal(message, param="best_of", code="invalid_value")
-        self._require_no_echo_of_tokens()
+        self._require_echo()
+        sampling = self.sampling(max_tokens, self.logprobs, self.best_of)
+        if self.echo:
+            sampling = replace(sampling, prompt_logprobs=self.logprobs)
         return Request(
             request_id=request_id,
             model=self.model,
             prompt=self.prompt[0],
             add_special_tokens=True if special is None else special,
             parse_special=bool(self.parse_special),
-            sampling=self.sampling(max_tokens, self.logprobs, self.best_of),
+            sampling=sampling,
             guide=self.guide(),
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
@@ -81,9 +84,14 @@ class CompletionRequest(SamplingFields, GuideFields):
             for place, prompt in enumerate(self.prompt[1:], 1)
         ]
 
-    def _require_no_echo_of_tokens(self) -> None:
-        for name in ("logprobs", "return_token_ids"):
-            value = getattr(self, name)
-            if self.echo and value is not None and value is not False:
+    def _require_echo(self) -> None:
+        """What a prompt can be repeated with."""
+        has_logprobs = self.logprobs is not None
+        for name, is_wrong in (
+            ("return_token_ids", bool(self.return_token_ids)),
+            ("logprobs where n is not 1", has_logprobs and self.n not in {None, 1}),
+            ("logprobs and best_of", has_logprobs and self.best_of not in {None, 1}),
+        ):
+            if self.echo and is_wrong:
                 message = f"echo is not supported together with {name}."
                 raise Refusal(message, param="echo", code="unsupported_parameter")

@@ -175,9 +175,6 @@ class Handle {
          const std::string& isa, bool spin, bool pin) {
     const ProgramSpec spec = spec_from(program);
     const KernelTable& table = table_named(isa);
-    for (const RawLinear& linear : spec.linears)
-      for (const RawSegment& s : linear.segments)
-        if (!s.data) throw std::invalid_argument("linear: its blocks were released");
     ThreadOptions threads(num_threads);
     threads.spins = spin;
     threads.is_pinned = pin;
@@ -194,6 +191,14 @@ class Handle {
       executor_.reset();
     }
     given_.clear();
+  }
+
+  void fill(int linear, int segment, const Bytes& data) {
+    const uint8_t* raw = data.data();
+    const size_t num_bytes = data.size();
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    open().fill(linear, segment, raw, num_bytes);
   }
 
   // arrays: token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows
@@ -463,6 +468,7 @@ NB_MODULE(_native, m) {
   nb::class_<Handle>(m, "Executor")
       .def(nb::init<const nb::dict&, const KvTuple&, const LimitsTuple&, int, const std::string&, bool, bool>())
       .def("close", &Handle::close)
+      .def("fill", &Handle::fill)
       .def("forward", &Handle::forward)
       .def("step", &Handle::step)
       .def("choose", &Handle::choose)

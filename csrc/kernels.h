@@ -8,7 +8,9 @@
 
 namespace insitu {
 
-enum class BlockType : int32_t { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K };
+// As files have them, but Q8_K16: what finer types are expanded to, a block of 256 weights being
+// { float d; int8 scales[16]; int8 q[256] }.
+enum class BlockType : int32_t { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q6_K, Q5_1, Q2_K, Q5_K, Q8_K16 };
 
 // Width of one n-block: outputs are packed, multiplied and claimed by threads 32 at a time.
 constexpr int kBlockOutputs = 32;

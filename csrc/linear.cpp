@@ -21,8 +21,11 @@ int activation_group(BlockType type) {
     case BlockType::F16:
     case BlockType::BF16:
       return 0;
+    case BlockType::Q2_K:
     case BlockType::Q4_K:
+    case BlockType::Q5_K:
     case BlockType::Q6_K:
+    case BlockType::Q8_K16:
       return 256;
     default:
       return 32;

@@ -83,12 +83,13 @@ struct Bytes32 {
   }
 };
 
-// Four lines of nibbles and one of fifth bits: Q5_0.
+// Four lines of nibbles and one of fifth bits: Q5_0 (offset 16) and Q5_1 (a minimum).
+template <bool HasMin>
 struct Fifths32 {
-  static constexpr size_t kGroupBytes = 704;
+  static constexpr size_t kGroupBytes = HasMin ? 768 : 704;
   static constexpr size_t kScales = 640;
-  static constexpr int kOffset = 1;
-  static constexpr bool kHasMin = false;
+  static constexpr int kOffset = HasMin ? -1 : 1;
+  static constexpr bool kHasMin = HasMin;
   static constexpr int kMaxQ = 31;
 
   template <int R>
@@ -244,6 +245,10 @@ struct Q6K {
   }
 };
 
+}  // namespace insitu::INSITU_NS
+#include "matmul_k.h"
+namespace insitu::INSITU_NS {
+
 // --- float weights: acc = fma(w[k], x[k], acc) --------------------------------------------------------
 
 template <BlockType Type>
@@ -357,10 +362,14 @@ static void multiply_one_tile(const PackedSegment& s, const uint8_t* w, RowTile 
   switch (s.type) {
     case BlockType::Q4_0: return multiply_rows<Scaled32<Nibbles32<false>>>(t.rows, w, s.k, t.first, ahead, y, a);
     case BlockType::Q4_1: return multiply_rows<Scaled32<Nibbles32<true>>>(t.rows, w, s.k, t.first, ahead, y, a);
-    case BlockType::Q5_0: return multiply_rows<Scaled32<Fifths32>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q5_0: return multiply_rows<Scaled32<Fifths32<false>>>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q5_1: return multiply_rows<Scaled32<Fifths32<true>>>(t.rows, w, s.k, t.first, ahead, y, a);
     case BlockType::Q8_0: return multiply_rows<Scaled32<Bytes32>>(t.rows, w, s.k, t.first, ahead, y, a);
     case BlockType::Q4_K: return multiply_rows<Q4K>(t.rows, w, s.k, t.first, ahead, y, a);
     case BlockType::Q6_K: return multiply_rows<Q6K>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q2_K: return multiply_rows<Q2K>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q5_K: return multiply_rows<Q5K>(t.rows, w, s.k, t.first, ahead, y, a);
+    case BlockType::Q8_K16: return multiply_rows<Q8K16>(t.rows, w, s.k, t.first, ahead, y, a);
     default: return;
   }
 }

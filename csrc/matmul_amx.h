@@ -22,7 +22,7 @@ struct Panel {
   alignas(64) uint8_t high[kPanelInputs * kBlockOutputs];
   alignas(64) float scales[kPanelInputs / 32][kBlockOutputs];
   alignas(64) float mins[kPanelInputs / 32][kBlockOutputs];
-  alignas(64) uint8_t sub_mins[kPanelInputs / 256][256];
+  alignas(64) uint8_t sub_mins[kPanelInputs / 256][512];
 };
 
 // Dots of two groups at most: the one being stored by the tile unit and the one being read.
@@ -66,12 +66,13 @@ static INSITU_INLINE void unpack_bytes(const uint8_t* w, uint8_t* low) {
       store_line(low + 512 * h + 64 * j, _mm512_sub_epi8(load_bytes(w + 128 * j + 64 * h), bytes_of(Offset)));
 }
 
+template <int Offset>
 static INSITU_INLINE void unpack_fifths(const uint8_t* w, uint8_t* low) {
   for (int h = 0; h < 2; h++) {
     const ivec fifths = load_bytes(w + 512 + 64 * h);
     unrolled<8>([&](auto j) INSITU_INLINE_LAMBDA {
       const ivec q = with_bits<4 - j, 0x10>(nibbles<j % 2>(load_bytes(w + 128 * (j / 2) + 64 * h)), fifths);
-      store_line(low + 512 * h + 64 * j, _mm512_sub_epi8(q, bytes_of(16)));
+      store_line(low + 512 * h + 64 * j, _mm512_sub_epi8(q, bytes_of(Offset)));
     });
   }
 }
@@ -129,20 +130,51 @@ static INSITU_INLINE ivec twice(ivec x) {
   return _mm512_or_si512(_mm512_and_si512(x, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(x, 16));
 }
 
-static void unpack_q4_k(const uint8_t* w, Panel& p, int g) {
+template <int Bits>  // 4 or 5
+static void unpack_q45_k(const uint8_t* w, Panel& p, int g) {
+  constexpr int kGroup = Bits == 4 ? 512 : 640, kScales = 8 * kGroup;
   for (int h = 0; h < 2; h++)
     for (int s = 0; s < 8; s++) {
-      const ivec scale = twice(widen_u8(w + 4096 + 32 * s + 16 * h));
+      const ivec scale = twice(widen_u8(w + kScales + 32 * s + 16 * h));
+      const uint8_t* lines = w + kGroup * s + 64 * h;
+      const ivec fifths = Bits == 4 ? izero() : load_bytes(lines + 512);
+      unrolled<8>([&](auto j) INSITU_INLINE_LAMBDA {
+        ivec q = nibbles<j % 2>(load_bytes(lines + 128 * (j / 2)));
+        if constexpr (Bits == 5) q = with_bits<4 - j, 0x10>(q, fifths);
+        const size_t at = 8192 * static_cast<size_t>(g) + 4096 * h + 512 * s + 64 * j;
+        unpack_scaled(q, scale, p.low + at, p.high + at);
+      });
+    }
+  __builtin_memcpy(p.sub_mins[g], w + kScales + 256, 256);
+  unpack_halves(w + kScales + 512, p.scales[g]);
+  unpack_halves(w + kScales + 576, p.mins[g]);
+}
+
+static void unpack_q2_k(const uint8_t* w, Panel& p, int g) {
+  for (int h = 0; h < 2; h++)
+    for (int s = 0; s < 16; s++) {
+      const ivec scale = twice(widen_u8(w + 2048 + 32 * s + 16 * h)), four = load_bytes(w + 128 * s + 64 * h);
+      unrolled<4>([&](auto j) INSITU_INLINE_LAMBDA {
+        const size_t at = 8192 * static_cast<size_t>(g) + 4096 * h + 256 * s + 64 * j;
+        unpack_scaled(with_bits<-2 * j, 3>(izero(), four), scale, p.low + at, p.high + at);
+      });
+    }
+  __builtin_memcpy(p.sub_mins[g], w + 2560, 512);
+  unpack_halves(w + 3072, p.scales[g]);
+  unpack_halves(w + 3136, p.mins[g]);
+}
+
+static void unpack_q8_k16(const uint8_t* w, Panel& p, int g) {
+  for (int h = 0; h < 2; h++)
+    for (int s = 0; s < 16; s++) {
+      const ivec scale = twice(widen_i8(w + 8192 + 32 * s + 16 * h));
       for (int j = 0; j < 4; j++) {
-        const ivec q = load_bytes(w + 512 * s + 128 * j + 64 * h);
-        const size_t at = 8192 * static_cast<size_t>(g) + 4096 * h + 512 * s + 128 * j;
-        unpack_scaled(low_nibbles(q), scale, p.low + at, p.high + at);
-        unpack_scaled(high_nibbles(q), scale, p.low + at + 64, p.high + at + 64);
+        const ivec q = _mm512_sub_epi8(load_bytes(w + 512 * s + 128 * j + 64 * h), bytes_of(128));
+        const size_t at = 8192 * static_cast<size_t>(g) + 4096 * h + 256 * s + 64 * j;
+        unpack_scaled(q, scale, p.low + at, p.high + at);
       }
     }
-  __builtin_memcpy(p.sub_mins[g], w + 4352, 256);
-  unpack_halves(w + 4608, p.scales[g]);
-  unpack_halves(w + 4672, p.mins[g]);
+  __builtin_memcpy(p.scales[g], w + 8704, 128);
 }
 
 static void unpack_q6_k(const uint8_t* w, Panel& p, int g) {
@@ -186,7 +218,8 @@ static INSITU_INLINE void dots_of_256(const uint8_t* a, const uint8_t* low, cons
   _tile_stored(3, dots[3], 64);
 }
 
-template <int R, bool HasMin>
+// How many inputs share a minimum; 0: there are none.
+template <int R, int MinInputs>
 __attribute__((noinline)) static void add_groups_256(const Panel& p, int groups, const uint8_t* a, Ahead ahead, float (*sums)[32]) {
   Dots<4> dots;
   dots_of_256<R>(a, p.low, p.high, dots.of[0]);
@@ -194,18 +227,25 @@ __attribute__((noinline)) static void add_groups_256(const Panel& p, int groups,
     const size_t next = 8192 * static_cast<size_t>(g + 1);
     if (g + 1 < groups) dots_of_256<R>(a + R * kRecord256, p.low + next, p.high + next, dots.of[(g + 1) % 2]);
     ahead.group();
-    const uint8_t *scales = a + 256 * R, *in_sums = scales + 4 * R;
+    const uint8_t *scales = a + 256 * R, *in_sums = scales + 4 * R, *sums_of_16 = in_sums + 16 * R;
     for (int half = 0; half < 2; half++) {
-      const fvec super = fload(p.scales[g] + 16 * half), super_min = fload(p.mins[HasMin ? g : 0] + 16 * half);
+      const fvec super = fload(p.scales[g] + 16 * half), super_min = fload(p.mins[MinInputs ? g : 0] + 16 * half);
       ivec mins[4];
-      if constexpr (HasMin)
+      if constexpr (MinInputs == 32)
         INSITU_UNROLL for (int i = 0; i < 4; i++) mins[i] = widen_pairs(p.sub_mins[g] + 64 * i + 32 * half);
       const int32_t(*low)[16] = dots.of[g % 2][2 * half], (*high)[16] = dots.of[g % 2][2 * half + 1];
       INSITU_UNROLL for (int r = 0; r < R; r++) {
         const ivec total = sum(_mm512_load_si512(low[r]), _mm512_slli_epi32(_mm512_load_si512(high[r]), 8));
         const fvec as = fsame(float_at(scales + 4 * r));
         fvec acc = ffma(fconvert(total), fmul(super, as), fload(sums[r] + 16 * half));
-        if constexpr (HasMin) {
+        if constexpr (MinInputs == 16) {  // sums are held times -32: see matmul_k.h
+          ivec minimum = izero();
+          for (int s = 0; s < 16; s++)
+            minimum = sum(minimum, product(widen_u8(p.sub_mins[g] + 32 * s + 16 * half),
+                                           isame(four_bytes(sums_of_16 + 64 * r + 4 * s))));
+          acc = ffma(fmul(fconvert(minimum), fsame(0.03125f)), fmul(super_min, as), acc);
+        }
+        if constexpr (MinInputs == 32) {
           ivec minimum = izero();
           INSITU_UNROLL for (int i = 0; i < 4; i++)
             minimum = _mm512_dpwssd_epi32(minimum, mins[i], isame(four_bytes(in_sums + 16 * r + 4 * i)));
@@ -226,21 +266,33 @@ static void unpack_group(BlockType type, const uint8_t* w, Panel& p, int g) {
       unpack_nibbles<0>(w, p.low + 1024 * g);
       unpack_halves(w + 576, p.mins[g]);
       break;
-    case BlockType::Q5_0: unpack_fifths(w, p.low + 1024 * g); break;
+    case BlockType::Q5_0: unpack_fifths<16>(w, p.low + 1024 * g); break;
+    case BlockType::Q5_1:
+      unpack_fifths<0>(w, p.low + 1024 * g);
+      unpack_halves(w + 704, p.mins[g]);
+      break;
     case BlockType::Q8_0: unpack_bytes<128>(w, p.low + 1024 * g); break;
-    case BlockType::Q4_K: return unpack_q4_k(w, p, g);
+    case BlockType::Q2_K: return unpack_q2_k(w, p, g);
+    case BlockType::Q4_K: return unpack_q45_k<4>(w, p, g);
+    case BlockType::Q5_K: return unpack_q45_k<5>(w, p, g);
     case BlockType::Q6_K: return unpack_q6_k(w, p, g);
+    case BlockType::Q8_K16: return unpack_q8_k16(w, p, g);
     default: return;
   }
-  unpack_halves(w + (type == BlockType::Q8_0 ? 1024 : type == BlockType::Q5_0 ? 640 : 512), p.scales[g]);
+  const bool has_fifths = type == BlockType::Q5_0 || type == BlockType::Q5_1;
+  unpack_halves(w + (type == BlockType::Q8_0 ? 1024 : has_fifths ? 640 : 512), p.scales[g]);
 }
 
 template <int R>
 static void add_groups(BlockType type, const Panel& p, int groups, const uint8_t* a, Ahead ahead, float (*sums)[32]) {
   switch (type) {
-    case BlockType::Q4_1: return add_groups_32<R, true>(p, groups, a, ahead, sums);
-    case BlockType::Q4_K: return add_groups_256<R, true>(p, groups, a, ahead, sums);
-    case BlockType::Q6_K: return add_groups_256<R, false>(p, groups, a, ahead, sums);
+    case BlockType::Q4_1:
+    case BlockType::Q5_1: return add_groups_32<R, true>(p, groups, a, ahead, sums);
+    case BlockType::Q2_K: return add_groups_256<R, 16>(p, groups, a, ahead, sums);
+    case BlockType::Q4_K:
+    case BlockType::Q5_K: return add_groups_256<R, 32>(p, groups, a, ahead, sums);
+    case BlockType::Q6_K:
+    case BlockType::Q8_K16: return add_groups_256<R, 0>(p, groups, a, ahead, sums);
     default: return add_groups_32<R, false>(p, groups, a, ahead, sums);
   }
 }

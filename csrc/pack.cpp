@@ -23,6 +23,10 @@ Layout layout_of(BlockType type) {
     case BlockType::Q5_0: return {32, 22, 512 + 128 + 64};
     case BlockType::Q4_K: return {256, 144, 8 * 512 + 256 + 256 + 128};
     case BlockType::Q6_K: return {256, 210, 8 * (512 + 256) + 512 + 64};
+    case BlockType::Q5_1: return {32, 24, 512 + 128 + 128};
+    case BlockType::Q2_K: return {256, 84, 8 * 256 + 512 + 512 + 128};
+    case BlockType::Q5_K: return {256, 176, 8 * (512 + 128) + 256 + 256 + 128};
+    case BlockType::Q8_K16: return {256, 276, 8 * 1024 + 512 + 128};
   }
   return {1, 0, 0};
 }
@@ -64,26 +68,34 @@ void pack_q8_0(const uint8_t* raw, int o, uint8_t* out) {
   std::memcpy(out + 1024 + 2 * o, raw, 2);
 }
 
-void pack_q5_0(const uint8_t* raw, int o, uint8_t* out) {
-  const uint32_t fifth = word_at(raw + 2);  // bit k: weight k's fifth bit
-  pack_nibbles(raw + 6, slot(out, o));
+void pack_q5(const uint8_t* raw, int o, bool has_min, uint8_t* out) {
+  const uint8_t* bits = raw + (has_min ? 4 : 2);
+  const uint32_t fifth = word_at(bits);  // bit k: weight k's fifth bit
+  pack_nibbles(bits + 4, slot(out, o));
   uint32_t fifths = 0;
   for (int j = 0; j < 8; j++) fifths |= spread(fifth >> (4 * j)) << j;
   put(slot(out + 512, o), 0, fifths);
   std::memcpy(out + 640 + 2 * o, raw, 2);
+  if (has_min) std::memcpy(out + 704 + 2 * o, raw + 2, 2);
 }
 
-void pack_q4_k(const uint8_t* raw, int o, uint8_t* out) {
-  const uint8_t *s = raw + 4, *q = raw + 16;
+// Q4_K and, where a group has 640 bytes, Q5_K.
+void pack_q45_k(const uint8_t* raw, int o, int group_bytes, uint8_t* out) {
+  const uint8_t *s = raw + 4, *fifths = raw + 16, *q = raw + (group_bytes == 512 ? 16 : 48);
+  for (int group = 0; group < 8 && group_bytes > 512; group++) {
+    uint32_t joined = 0;
+    for (int j = 0; j < 8; j++) joined |= (word_at(fifths + 4 * j) >> group & 0x01010101u) << j;
+    put(slot(out + group_bytes * group + 512, o), 0, joined);
+  }
   for (int pair = 0; pair < 4; pair++) {  // 64 weights: low nibbles one group of 32, high ones the next
-    uint8_t *low = slot(out + 1024 * pair, o), *high = low + 512;
+    uint8_t *low = slot(out + 2 * group_bytes * pair, o), *high = low + group_bytes;
     for (int j = 0; j < 4; j++) {
       const uint32_t a = word_at(q + 32 * pair + 8 * j), b = word_at(q + 32 * pair + 8 * j + 4);
       put(low, j, (a & kLow) | (b & kLow) << 4);
       put(high, j, (a >> 4 & kLow) | (b & kHigh));
     }
   }
-  uint8_t *scales = out + 4096, *mins = scales + 256, *supers = mins + 256;
+  uint8_t *scales = out + 8 * group_bytes, *mins = scales + 256, *supers = mins + 256;
   for (int j = 0; j < 8; j++) {  // six bits each, the upper four pairs split over two places
     const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
     const int min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
@@ -115,6 +127,30 @@ void pack_q6_k(const uint8_t* raw, int o, uint8_t* out) {
   }
   for (int j = 0; j < 16; j++) out[6144 + 32 * j + o] = raw[192 + j];
   std::memcpy(out + 6144 + 512 + 2 * o, raw + 208, 2);
+}
+
+void pack_q2_k(const uint8_t* raw, int o, uint8_t* out) {
+  constexpr uint32_t kTwo = 0x03030303u;
+  for (int group = 0; group < 8; group++) {  // two halves of 128 weights: 32 bytes, two bits of four groups each
+    const uint8_t* q = raw + 16 + 32 * (group / 4);
+    for (int i = 0; i < 2; i++) {
+      uint32_t joined = 0;
+      for (int j = 0; j < 4; j++) joined |= (word_at(q + 16 * i + 4 * j) >> (2 * (group % 4)) & kTwo) << (2 * j);
+      put(slot(out + 256 * group, o), i, joined);
+    }
+  }
+  uint8_t *scales = out + 2048, *mins = scales + 512, *supers = mins + 512;
+  for (int j = 0; j < 16; j++) scales[32 * j + o] = raw[j] & 15, mins[32 * j + o] = raw[j] >> 4;
+  std::memcpy(supers + 2 * o, raw + 80, 2);
+  std::memcpy(supers + 64 + 2 * o, raw + 82, 2);
+}
+
+void pack_q8_k16(const uint8_t* raw, int o, uint8_t* out) {
+  for (int group = 0; group < 8; group++)
+    for (int j = 0; j < 8; j++)
+      put(slot(out + 1024 * group, o), j, word_at(raw + 20 + 32 * group + 4 * j) ^ 0x80808080u);
+  for (int j = 0; j < 16; j++) out[8192 + 32 * j + o] = raw[4 + j];
+  std::memcpy(out + 8704 + 4 * o, raw, 4);
 }
 
 template <class T>
@@ -154,8 +190,12 @@ void pack_block(BlockType type, const uint8_t* raw, int n, int k, int n_block, u
         case BlockType::Q8_0: pack_q8_0(block, o, out); break;
         case BlockType::Q4_0: pack_q4(block, o, false, out); break;
         case BlockType::Q4_1: pack_q4(block, o, true, out); break;
-        case BlockType::Q5_0: pack_q5_0(block, o, out); break;
-        case BlockType::Q4_K: pack_q4_k(block, o, out); break;
+        case BlockType::Q5_0: pack_q5(block, o, false, out); break;
+        case BlockType::Q5_1: pack_q5(block, o, true, out); break;
+        case BlockType::Q2_K: pack_q2_k(block, o, out); break;
+        case BlockType::Q4_K: pack_q45_k(block, o, 512, out); break;
+        case BlockType::Q5_K: pack_q45_k(block, o, 640, out); break;
+        case BlockType::Q8_K16: pack_q8_k16(block, o, out); break;
         case BlockType::Q6_K: pack_q6_k(block, o, out); break;
         default: break;
       }

@@ -217,7 +217,9 @@ void Executor::pack(const ProgramSpec& spec) {
       const size_t block_bytes = packed_block_bytes(s.type, s.k);
       linear.segments.push_back({s.type, s.n, s.k, at, block_bytes});
       linear.first_block.push_back(first_block);
-      for (int b = 0; b < num_blocks_of(s.n); b++) items.push_back({&s, b, at + b * block_bytes});
+      linear.is_filled.push_back(s.data != nullptr);
+      if (!s.data) num_unfilled_++;
+      for (int b = 0; s.data && b < num_blocks_of(s.n); b++) items.push_back({&s, b, at + b * block_bytes});
       first_block += num_blocks_of(s.n);
       at += align_up(num_blocks_of(s.n) * block_bytes);
     }
@@ -234,7 +236,19 @@ void Executor::pack(const ProgramSpec& spec) {
     const Item& item = items[i];
     pack_block(item.raw->type, item.raw->data, item.raw->n, item.raw->k, item.n_block, item.out);
   });
-  packed_.make_read_only();
+  if (num_unfilled_ == 0) packed_.make_read_only();
+}
+
+void Executor::fill(int linear, int segment, const uint8_t* data, size_t num_bytes) {
+  Linear& l = linears_.at(linear);
+  const PackedSegment& s = l.segments.at(segment);
+  require(!l.is_filled[segment], "fill: the segment has its weights");
+  require(num_bytes == s.n * block_row_bytes(s.type, s.k), "fill: data is not whole rows");
+  uint8_t* out = packed_.data() + (s.data - packed_.data());
+  pool_.run(num_blocks_of(s.n),
+            [&](int b, int) { pack_block(s.type, data, s.n, s.k, b, out + static_cast<size_t>(b) * s.block_bytes); });
+  l.is_filled[segment] = 1;
+  if (--num_unfilled_ == 0) packed_.make_read_only();
 }
 
 const uint8_t* Executor::packed(int linear, int segment, size_t* num_bytes) const {
@@ -288,6 +302,7 @@ const std::vector<int32_t>& Executor::take_chosen() {
 
 void Executor::compute(const Batch& given, const std::vector<int32_t>& chosen) {
   num_computed_rows_ = 0;
+  require(num_unfilled_ == 0, "a segment has no weights: its blocks were released");
   const Batch batch = checked(given, chosen);
   const FloatControl control;
   run(batch);

@@ -108,6 +108,9 @@ class Executor {
   const Sizes& sizes() const { return sizes_; }
   const uint8_t* packed(int linear, int segment, size_t* num_bytes) const;
 
+  // A segment that was given no data is filled before the first step; no other may be.
+  void fill(int linear, int segment, const uint8_t* data, size_t num_bytes);
+
   // For measuring between steps (ceilings.h).
   ThreadPool& pool() { return pool_; }
   const KernelTable& table() const { return table_; }
@@ -123,6 +126,7 @@ class Executor {
     std::vector<PackedSegment> segments;
     const float* bias = nullptr;
     std::vector<int> first_block;  // of each segment, then the number of all
+    std::vector<uint8_t> is_filled;  // by segment
     const uint8_t* end = nullptr;  // of the last segment
     bool is_gated = false;         // two like halves, multiplied block by block together
   };
@@ -171,6 +175,7 @@ class Executor {
   std::unique_ptr<Ahead[]> ahead_;   // one a worker
   ThreadPool pool_;
   Mapping packed_, kv_pool_, arena_, scratch_;
+  int num_unfilled_ = 0;  // segments; with none left, packed_ is read-only
   std::vector<Linear> linears_;
   std::vector<const float*> vectors_;
   std::vector<int> vector_lengths_;

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf_bytes import TENSOR_TYPES, TensorBytes, gguf_bytes
 
-from insitu.kernels.blocks import BlockType, encode
+from insitu.kernels.blocks import BlockType
+from insitu.kernels.encode import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,8 +30,11 @@ inline int block_inputs(BlockType type) {
     case BlockType::F32:
     case BlockType::F16:
     case BlockType::BF16: return 1;
+    case BlockType::Q2_K:
     case BlockType::Q4_K:
-    case BlockType::Q6_K: return 256;
+    case BlockType::Q5_K:
+    case BlockType::Q6_K:
+    case BlockType::Q8_K16: return 256;
     default: return 32;
   }
 }
@@ -56,8 +59,16 @@ inline std::vector<uint8_t> random_rows(Random& random, BlockType type, int n, i
         std::memcpy(&raw[i], &x, 2);
         break;
       }
-      case BlockType::Q4_1: put(i, 7), put(i + 2, 7); break;
-      case BlockType::Q4_K: put(i, 3), put(i + 2, 3); break;
+      case BlockType::Q4_1:
+      case BlockType::Q5_1: put(i, 7), put(i + 2, 7); break;
+      case BlockType::Q2_K: put(i + 80, 3), put(i + 82, 3); break;
+      case BlockType::Q4_K:
+      case BlockType::Q5_K: put(i, 3), put(i + 2, 3); break;
+      case BlockType::Q8_K16: {
+        const float x = random.unit() / 4096;
+        std::memcpy(&raw[i], &x, 4);
+        break;
+      }
       case BlockType::Q6_K: put(i + 208, 3); break;
       default: put(i, 7);
     }

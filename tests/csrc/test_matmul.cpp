@@ -24,7 +24,9 @@ namespace {
 struct Named { BlockType type; const char* name; int group; };
 constexpr Named kTypes[] = {{BlockType::F32, "F32", 0},    {BlockType::F16, "F16", 0},    {BlockType::BF16, "BF16", 0},
                             {BlockType::Q8_0, "Q8_0", 32}, {BlockType::Q4_0, "Q4_0", 32}, {BlockType::Q4_1, "Q4_1", 32},
-                            {BlockType::Q5_0, "Q5_0", 32}, {BlockType::Q4_K, "Q4_K", 256}, {BlockType::Q6_K, "Q6_K", 256}};
+                            {BlockType::Q5_0, "Q5_0", 32}, {BlockType::Q4_K, "Q4_K", 256}, {BlockType::Q6_K, "Q6_K", 256},
+                            {BlockType::Q5_1, "Q5_1", 32}, {BlockType::Q2_K, "Q2_K", 256}, {BlockType::Q5_K, "Q5_K", 256},
+                            {BlockType::Q8_K16, "Q8_K16", 256}};
 
 int failures = 0, checks = 0;
 void check(bool holds, const std::string& what) {
@@ -54,6 +56,15 @@ Weight weight(BlockType type, const uint8_t* row, int k) {
     case BlockType::Q4_0: { auto b = row + k / 32 * 18; const int q = (i < 16 ? b[2 + i] & 15 : b[2 + i - 16] >> 4) - 8; const float d = half(at<uint16_t>(b)); return {q, 0, 0, d, 0, q * d}; }
     case BlockType::Q4_1: { auto b = row + k / 32 * 20; const int q = i < 16 ? b[4 + i] & 15 : b[4 + i - 16] >> 4; const float d = half(at<uint16_t>(b)), m = half(at<uint16_t>(b + 2)); return {q, 0, 0, d, m, q * d + m}; }
     case BlockType::Q5_0: { auto b = row + k / 32 * 22; const int q = ((i < 16 ? b[6 + i] & 15 : b[6 + i - 16] >> 4) | (at<uint32_t>(b + 2) >> i & 1) << 4) - 16; const float d = half(at<uint16_t>(b)); return {q, 0, 0, d, 0, q * d}; }
+    case BlockType::Q5_1: { auto b = row + k / 32 * 24; const int q = (i < 16 ? b[8 + i] & 15 : b[8 + i - 16] >> 4) | (at<uint32_t>(b + 4) >> i & 1) << 4; const float d = half(at<uint16_t>(b)), m = half(at<uint16_t>(b + 2)); return {q, 0, 0, d, m, q * d + m}; }
+    case BlockType::Q2_K: { auto b = row + k / 256 * 84; const int q = b[16 + 32 * (i256 / 128) + i] >> (2 * (i256 % 128 / 32)) & 3, s = b[i256 / 16], sc = s & 15, mn = s >> 4;
+      const float d = half(at<uint16_t>(b + 80)), m = half(at<uint16_t>(b + 82)), ds = d * sc, ms = m * mn; return {q, sc, mn, d, m, ds * q - ms}; }
+    case BlockType::Q5_K: { auto b = row + k / 256 * 176; auto s = b + 4; const int j = i256 / 32, c = i256 / 64;
+      const int low = j % 2 ? b[48 + 32 * c + i] >> 4 : b[48 + 32 * c + i] & 15, q = low | (b[16 + i] >> j & 1) << 4;
+      const int sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4, mn = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+      const float d = half(at<uint16_t>(b)), m = half(at<uint16_t>(b + 2)), ds = d * sc, ms = m * mn; return {q, sc, mn, d, m, ds * q - ms}; }
+    case BlockType::Q8_K16: { auto b = row + k / 256 * 276; const int q = int8_t(b[20 + i256]), sc = int8_t(b[4 + i256 / 16]);
+      const float d = at<float>(b), ds = d * sc; return {q, sc, 0, d, 0, ds * q}; }
     case BlockType::Q4_K: { auto b = row + k / 256 * 144; auto s = b + 4; const int j = i256 / 32, c = i256 / 64;
       const int q = j % 2 ? b[16 + 32 * c + i] >> 4 : b[16 + 32 * c + i] & 15;
       const int sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4, mn = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
@@ -86,7 +97,7 @@ float define(BlockType type, const uint8_t* row, const float* x, const Quantized
     for (int i = 0; i < k; i++) acc = std::fma(weight(type, row, i).value, x[i], acc);
     return acc;
   }
-  const int group = type == BlockType::Q4_K || type == BlockType::Q6_K ? 256 : 32;
+  const int group = block_inputs(type);
   for (int g = 0; g < k; g += group) {
     int dot = 0, mins = 0, sum = 0;
     Weight w{};
@@ -98,8 +109,8 @@ float define(BlockType type, const uint8_t* row, const float* x, const Quantized
     }
     const float as = a.scale[g / group];
     acc = std::fma(float(dot), w.d * as, acc);
-    if (type == BlockType::Q4_1) acc = std::fma(w.m, as * float(sum), acc);
-    if (type == BlockType::Q4_K) acc = std::fma(-float(mins), w.m * as, acc);
+    if (type == BlockType::Q4_1 || type == BlockType::Q5_1) acc = std::fma(w.m, as * float(sum), acc);
+    if (type == BlockType::Q4_K || type == BlockType::Q5_K || type == BlockType::Q2_K) acc = std::fma(-float(mins), w.m * as, acc);
   }
   return acc;
 }

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from kernels.tiny_decoder import LIMITS, Shape, Work, batch_of, blocks_for, linear, lowered
 
-from insitu.kernels.blocks import BlockType, encode
+from insitu.kernels.blocks import BlockType
+from insitu.kernels.encode import encode
 from insitu.kernels.kv_layout import KV_DTYPES, KVDtype, KVLayout
 from insitu.kernels.native import Native, available_isas
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import quantize_activations
 from insitu.kernels.program import Program, Tensor
 from insitu.kernels.reference import Reference
+from insitu.kernels.run_types import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +84,7 @@ def _run(program: Program, batch: ArrayBatch, kv: KVLayout = KV) -> tuple[Float3
     return results[0], wanted
 
 
-@pytest.mark.parametrize("block_type", list(BlockType))
+@pytest.mark.parametrize("block_type", NATIVE)
 def test_embed_dequantises_exactly(block_type: BlockType) -> None:
     rng = np.random.default_rng(1)
     weights = rng.standard_normal((VOCAB, 512), np.float32)
@@ -130,7 +132,7 @@ def test_rope(pairing: str, head_dim: int, dim: int) -> None:
     assert _ulps(got, wanted) <= 2
 
 
-@pytest.mark.parametrize("block_type", list(BlockType))
+@pytest.mark.parametrize("block_type", NATIVE)
 @pytest.mark.parametrize(("n", "k"), [(1, 256), (33, 512), (100, 768)])
 def test_linear(block_type: BlockType, n: int, k: int) -> None:
     weight = linear(np.random.default_rng(3), [block_type], [n], k, bias=True)

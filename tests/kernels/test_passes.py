@@ -9,7 +9,8 @@ import pytest
 from kernels.tiny_decoder import LIMITS, Shape, program
 from kernels.tiny_operators import one_sequence
 
-from insitu.kernels.blocks import BlockType, encode
+from insitu.kernels.blocks import BlockType
+from insitu.kernels.encode import encode
 from insitu.kernels.native import Native
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import (

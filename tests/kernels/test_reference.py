@@ -14,12 +14,14 @@ from kernels.tiny_decoder import Shape, lowered, program
 from kernels.tiny_operators import ints, one_sequence, over_rows
 
 from insitu.kernels import reference_math as maths
-from insitu.kernels.blocks import BlockType, decode, encode
+from insitu.kernels.blocks import BlockType, decode
+from insitu.kernels.encode import encode
 from insitu.kernels.kv_layout import KV_DTYPES, KVDtype, KVLayout
 from insitu.kernels.native import Limits, Native, available_isas
 from insitu.kernels.pack import PackedLinear, Segment
 from insitu.kernels.passes import lower, quantize_activations
 from insitu.kernels.reference import Reference
+from insitu.kernels.run_types import NATIVE
 from insitu.models.batch import Batch
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ def test_native_operators_agree_with_the_definition(operator: str, isa: str) -> 
 
 
 @pytest.mark.parametrize("isa", available_isas())
-@pytest.mark.parametrize("block_type", BlockType)
+@pytest.mark.parametrize("block_type", NATIVE)
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_native_products_agree_with_the_definition(
     block_type: BlockType, num_rows: int, isa: str
@@ -104,7 +106,7 @@ def test_native_products_agree_with_the_definition(
     assert_within_ulps(run_native(p, num_rows, isa=isa), expected)
 
 
-@pytest.mark.parametrize("block_type", BlockType)
+@pytest.mark.parametrize("block_type", NATIVE)
 def test_native_embeds_the_formats_bits(block_type: BlockType) -> None:
     weight = linear_of(block_type, 37, 512)
     p = quantize_activations(over_rows(floats(37, 1), lambda p, _: p.embed(weight, p.token_ids)))
@@ -186,7 +188,7 @@ def test_rotation_leaves_dims_beyond_its_own_alone() -> None:
     assert not np.array_equal(got[1:, :, :8], x.reshape(9, 2, 16)[1:, :, :8])
 
 
-@pytest.mark.parametrize("block_type", BlockType)
+@pytest.mark.parametrize("block_type", NATIVE)
 def test_the_numeric_product_is_near_the_float_one(block_type: BlockType) -> None:
     weight, x = linear_of(block_type, 32, 512), floats(5, 512)
     p = over_rows(x, lambda p, t: p.linear(t, weight))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.kernels.blocks import BlockType, encode
+from insitu.kernels.blocks import BlockType
+from insitu.kernels.encode import encode
 from insitu.kernels.kv_layout import KVDtype, KVLayout
 from insitu.kernels.native import Limits, Native
 from insitu.kernels.pack import PackedLinear, Segment

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from gguf_bytes import TENSOR_TYPES, TensorBytes, gguf_bytes
 
-from insitu.kernels.blocks import BlockType, encode
+from insitu.kernels.blocks import BlockType
+from insitu.kernels.encode import encode
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 from insitu.weights.gguf import GGUFFile
 from insitu.weights.place import Placement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
@@ -164,17 +165,64 @@ def test_a_million_tiny_entries(tmp_path: Path, num_entries: int) -> None:
 
 def test_dtypes_without_a_kernel_are_refused_by_name(tmp_path: Path) -> None:
     raw = file_of({"ids": entry([2], [0, 16], "I64")}, A16)
-    fault = refused(tmp_path, raw, "dtype of tensor ids: I64 is not supported yet")
-    assert isinstance(fault, UnsupportedModelError)
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(UnsupportedModelError, match="dtype of tensor ids: I64 is not supported"):
+        open_source(path)
 
 
 @pytest.mark.parametrize(
     "shard", ["x.safetensors", "../secret.safetensors", "/etc/hostname", "sub/../../x", "a\0b"]
 )
-def test_a_sharded_folder_is_refused_by_name(tmp_path: Path, shard: str) -> None:
+def test_an_index_leads_to_plain_files_of_the_folder_only(tmp_path: Path, shard: str) -> None:
     index = {"weight_map": {"model.norm.weight": shard}}
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UnsupportedModelError, match="sharded"):
+    with pytest.raises(ModelFileError, match=r"cannot be opened|is not a plain file name"):
+        open_source(tmp_path)
+
+
+def test_a_link_of_the_index_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_shards(folder, [{"a": np.zeros(2, np.float32)}])
+    (folder / "s0.safetensors").rename(tmp_path / "outside")
+    (folder / "s0.safetensors").symlink_to(tmp_path / "outside")
+    with pytest.raises(ModelFileError, match="leaves the model folder"):
+        open_source(folder)
+
+
+def write_shards(folder: Path, shards: list[dict[str, npt.NDArray[np.float32]]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    names = {name: f"s{i}.safetensors" for i, shard in enumerate(shards) for name in shard}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    for i, shard in enumerate(shards):
+        safetensors.numpy.save_file(shard, folder / f"s{i}.safetensors")
+
+
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    a, b = np.arange(4, dtype=np.float32), np.ones((2, 3), np.float32)
+    write_shards(tmp_path, [{"a": a}, {"b": b}])
+    source = open_source(tmp_path)
+    assert np.array_equal(np.frombuffer(source.read("a"), np.float32), a)
+    assert source.tensors["b"].shape == (2, 3)
+    assert np.array_equal(np.frombuffer(source.read("b"), np.float32), b.reshape(-1))
+    files = [tmp_path / f"s{i}.safetensors" for i in (0, 1)]
+    assert source.size_bytes == sum(file.stat().st_size for file in files)
+    lines = [hashlib.sha256(file.read_bytes()).hexdigest() + "\n" for file in files]
+    assert source.digest() == hashlib.sha256("".join(lines).encode()).hexdigest()
+    source.close()
+    safetensors.numpy.save_file({"a": a}, files[1])
+    with pytest.raises(ModelFileError, match=r"s1\.safetensors: tensor a: is in s0\.safetensors"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], {"a": 1}])
+def test_an_index_that_says_nothing_is_refused(tmp_path: Path, weight_map: object) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    text = json.dumps({"weight_map": weight_map})
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelFileError, match="weight_map"):
         open_source(tmp_path)
 
 

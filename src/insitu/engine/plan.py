@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from insitu.engine.machine import Memory, has_cpu_quota, memory_limit, num_usable_cpus
-from insitu.kernels.native import Limits, NativeSizes, native_sizes, packed_bytes, selected_isa
-from insitu.kernels.pack import PackedLinear
+from insitu.engine.plan_weights import WeightGroup, packed_types, weight_groups
+from insitu.kernels.native import Limits, NativeSizes, native_sizes, selected_isa
 from insitu.kernels.passes import lower
 from insitu.kernels.sampling import num_mask_words
 from insitu.models.kv_cache import kv_layout
@@ -86,16 +86,6 @@ class Wanted:
                 raise PlanError(f"{flag} must be a whole number from 1 to {most}, not {value!r}.")
         if type(self.block_size) is not int or self.block_size not in BLOCK_SIZES:
             raise PlanError(f"--block-size must be 16 or 32, not {self.block_size!r}.")
-
-
-@dataclass(frozen=True, slots=True)
-class WeightGroup:
-    """One kind of tensor: how the file stores it, what it runs in, its bytes once packed."""
-
-    name: str
-    stored: str
-    runs_in: str
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +179,15 @@ class Plan:
         lines += [f"{name:<26}{start:>12}{most:>12}" for name, start, most in self.rows()]
         lines += ["", f"limit: {size(self.limit.limit_bytes)} ({self.limit.source})"]
         blocks = f"{self.num_blocks:,} blocks of {self.block_size}"
-        lines += [f"KV: {self.kv_tokens:,} tokens in {blocks}", "", "weights:"]
+        lines += [
+            f"KV: {self.kv_tokens:,} tokens in {blocks}",
+            "",
+            "weights, in memory and in the file:",
+        ]
         for group in self.weights:
             types = f"{group.stored}, runs in {group.runs_in}"
-            lines.append(f"  {types:<24}{size(group.size_bytes):>12}  {group.name}")
+            sizes = f"{size(group.size_bytes):>12} of {size(group.stored_bytes)}"
+            lines.append(f"  {types:<28}{sizes:<28}  {group.name}")
         lines += ["", "settings that can change a bit (numeric):"]
         lines += [f"  {name} = {value}" for name, value in self.numeric_settings.items()]
         lines += ["", "sampling, where a request leaves a field out:"]
@@ -347,7 +342,7 @@ class _Planner:
         ropes = self.model.spec.ropes
         numeric = {
             "kv_cache_dtype": self.kv.dtype,
-            "packed_types": ", ".join(sorted({str(g.block_type) for g in self.model.storage})),
+            "packed_types": packed_types(self.model),
             "rope_theta": ", ".join(repr(rope.theta) for rope in ropes) or "none",
             "rope_scaling": ", ".join(rope.scaling for rope in ropes) or "none",
             "sampling_defaults": ", ".join(f"{k} {v:g}" for k, v in defaults.values.items())
@@ -369,7 +364,7 @@ class _Planner:
             max_num_batched_tokens=self.tokens,
             max_num_batched_tokens_alone=self.tokens_alone,
             max_num_logit_rows=self.max_num_seqs,
-            weights=_weight_groups(self.model),
+            weights=weight_groups(self.model),
             items=self._items(sizes),
             limit=self.limit,
             numeric_settings=numeric,
@@ -379,20 +374,3 @@ class _Planner:
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
-
-
-def _weight_groups(model: LoadedModel) -> tuple[WeightGroup, ...]:
-    """Packed bytes by stored block type; every type runs as it is stored, only laid out anew."""
-    by_type: dict[str, int] = {}
-    for linear in model.linears:
-        for segment in linear.segments:
-            packed = packed_bytes(PackedLinear((segment,)))
-            stored = str(segment.block_type)
-            by_type[stored] = by_type.get(stored, 0) + packed
-    names: dict[str, list[str]] = {}
-    for group in model.storage:
-        names.setdefault(str(group.block_type), []).append(group.name)
-    return tuple(
-        WeightGroup(", ".join(names.get(stored, ())), stored, stored, size_bytes)
-        for stored, size_bytes in by_type.items()
-    )

@@ -8,19 +8,23 @@ Always true: ``decode`` gives the same bits as the float32 formula of the format
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
+from insitu.kernels import blocks_codebook as codebook
+from insitu.kernels import blocks_k
+from insitu.kernels.block_parts import Bytes, Float32, Int8, Unpacked, bits, halves_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class BlockType(StrEnum):
     """How a tensor's weights are stored."""
 
+    # Those that kernels multiply, in the order of csrc/kernels.h.
     F32 = "F32"
     F16 = "F16"
     BF16 = "BF16"
@@ -30,6 +34,24 @@ class BlockType(StrEnum):
     Q5_0 = "Q5_0"
     Q4_K = "Q4_K"
     Q6_K = "Q6_K"
+    Q5_1 = "Q5_1"
+    Q2_K = "Q2_K"
+    Q5_K = "Q5_K"
+    Q8_K16 = "Q8_K16"  # in no file: what finer types run as
+    # Those that run as another type, at no loss (``run_types``).
+    Q3_K = "Q3_K"
+    IQ4_NL = "IQ4_NL"
+    IQ4_XS = "IQ4_XS"
+    IQ3_S = "IQ3_S"
+    IQ3_XXS = "IQ3_XXS"
+    IQ2_S = "IQ2_S"
+    IQ2_XS = "IQ2_XS"
+    IQ2_XXS = "IQ2_XXS"
+    IQ1_M = "IQ1_M"
+    IQ1_S = "IQ1_S"
+    TQ1_0 = "TQ1_0"
+    TQ2_0 = "TQ2_0"
+    MXFP4 = "MXFP4"
 
     @property
     def block_size(self) -> int:
@@ -44,7 +66,8 @@ class BlockType(StrEnum):
     @property
     def activation_group(self) -> int:
         """Inputs that share one activation scale when multiplied by this type; 0 for float rows."""
-        return _LAYOUTS[self][2]
+        size = self.block_size
+        return 0 if size == 1 else size
 
     def row_bytes(self, k: int) -> int:
         """Bytes of one row of k weights; k must be whole blocks."""
@@ -53,78 +76,53 @@ class BlockType(StrEnum):
         return k // self.block_size * self.block_bytes
 
 
-# block size, block bytes, activation group
+# block size, block bytes
 _LAYOUTS = {
-    BlockType.F32: (1, 4, 0),
-    BlockType.F16: (1, 2, 0),
-    BlockType.BF16: (1, 2, 0),
-    BlockType.Q8_0: (32, 34, 32),
-    BlockType.Q4_0: (32, 18, 32),
-    BlockType.Q4_1: (32, 20, 32),
-    BlockType.Q5_0: (32, 22, 32),
-    BlockType.Q4_K: (256, 144, 256),
-    BlockType.Q6_K: (256, 210, 256),
+    BlockType.F32: (1, 4),
+    BlockType.F16: (1, 2),
+    BlockType.BF16: (1, 2),
+    BlockType.Q8_0: (32, 34),
+    BlockType.Q4_0: (32, 18),
+    BlockType.Q4_1: (32, 20),
+    BlockType.Q5_0: (32, 22),
+    BlockType.Q5_1: (32, 24),
+    BlockType.Q2_K: (256, 84),
+    BlockType.Q3_K: (256, 110),
+    BlockType.Q4_K: (256, 144),
+    BlockType.Q5_K: (256, 176),
+    BlockType.Q6_K: (256, 210),
+    BlockType.Q8_K16: (256, 276),
+    BlockType.IQ4_NL: (32, 18),
+    BlockType.IQ4_XS: (256, 136),
+    BlockType.IQ3_S: (256, 110),
+    BlockType.IQ3_XXS: (256, 98),
+    BlockType.IQ2_S: (256, 82),
+    BlockType.IQ2_XS: (256, 74),
+    BlockType.IQ2_XXS: (256, 66),
+    BlockType.IQ1_M: (256, 56),
+    BlockType.IQ1_S: (256, 50),
+    BlockType.TQ1_0: (256, 54),
+    BlockType.TQ2_0: (256, 66),
+    BlockType.MXFP4: (32, 17),
 }
 FLOATS = (BlockType.F32, BlockType.F16, BlockType.BF16)
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """The parts of quantised rows: weight = d * sub_scale * q + m - dmin * sub_min.
-
-    Absent factors are 1, absent terms 0. ``q`` is signed, its offset (8, 16 or 32) already taken
-    off; Q4_1 and Q4_K have none.
-    """
-
-    q: npt.NDArray[np.int8]  # [n, k]
-    d: Float32  # [n, k / block_size]
-    m: Float32 | None = None  # Q4_1: [n, k / 32]
-    sub_scale: npt.NDArray[np.int32] | None = None  # Q4_K: [n, k / 32]; Q6_K: [n, k / 16]
-    dmin: Float32 | None = None  # Q4_K: [n, k / 256]
-    sub_min: npt.NDArray[np.int32] | None = None  # Q4_K: [n, k / 32]
 
 
 def decode(block_type: BlockType, data: memoryview | bytes | Bytes, n: int, k: int) -> Float32:
     """Dequantise n rows of k weights: float32 [n, k]."""
     if block_type in FLOATS:
         return _decode_floats(block_type, data, n, k)
-    parts = unpack(block_type, data, n, k)
-    if parts.sub_scale is None:
-        scale, size = parts.d, 32
-    else:
-        size = k // parts.sub_scale.shape[1]
-        scale = np.repeat(parts.d, 256 // size, axis=1) * parts.sub_scale.astype(np.float32)
-    weights = parts.q.reshape(n, -1, size).astype(np.float32)
-    weights *= scale[:, :, None]
-    if parts.m is not None:
-        weights += parts.m[:, :, None]
-    if parts.dmin is not None and parts.sub_min is not None:
-        minimum = np.repeat(parts.dmin, 8, axis=1) * parts.sub_min.astype(np.float32)
-        weights -= minimum[:, :, None]
-    return weights.reshape(n, k)
+    return unpack(block_type, data, n, k).weights()
 
 
 def unpack(block_type: BlockType, data: memoryview | bytes | Bytes, n: int, k: int) -> Unpacked:
     """Take quantised rows apart into integers and scales."""
     blocks = _blocks(block_type, data, n, k)
-    match block_type:
-        case BlockType.Q8_0:
-            q = blocks[:, :, 2:].view(np.int8).reshape(n, k)
-            return Unpacked(q, _f16(blocks, 0))
-        case BlockType.Q4_0:
-            return Unpacked(_nibbles(blocks[:, :, 2:], n, k) - np.int8(8), _f16(blocks, 0))
-        case BlockType.Q4_1:
-            q = _nibbles(blocks[:, :, 4:], n, k)
-            return Unpacked(q, _f16(blocks, 0), m=_f16(blocks, 2))
-        case BlockType.Q5_0:
-            high = np.unpackbits(blocks[:, :, 2:6], axis=2, bitorder="little").reshape(n, k)
-            q = _nibbles(blocks[:, :, 6:], n, k) | (high << 4).view(np.int8)
-            return Unpacked(q - np.int8(16), _f16(blocks, 0))
-        case BlockType.Q4_K:
-            return _unpack_q4_k(blocks, n, k)
-        case BlockType.Q6_K:
-            return _unpack_q6_k(blocks, n, k)
-    raise ValueError(f"{block_type} has no blocks")
+    take_apart = _UNPACK.get(block_type)
+    if take_apart is None:
+        raise ValueError(f"{block_type} has no blocks")
+    with np.errstate(all="ignore"):  # hostile scales are NaN and Inf
+        return take_apart(blocks)
 
 
 def _blocks(block_type: BlockType, data: memoryview | bytes | Bytes, n: int, k: int) -> Bytes:
@@ -136,45 +134,63 @@ def _blocks(block_type: BlockType, data: memoryview | bytes | Bytes, n: int, k: 
     return raw.reshape(n, k // block_type.block_size, block_type.block_bytes)
 
 
-def _f16(blocks: Bytes, offset: int) -> Float32:
-    """The half-precision number at a byte offset of every block: [n, blocks a row]."""
-    halves = np.ascontiguousarray(blocks[:, :, offset : offset + 2]).view(np.float16)
-    return halves[:, :, 0].astype(np.float32)
-
-
-def _nibbles(packed: Bytes, n: int, k: int) -> npt.NDArray[np.int8]:
+def _nibbles(packed: Bytes) -> Int8:
     """16 bytes a block of 32: weights 0..15 in the low nibbles, 16..31 in the high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=2).view(np.int8).reshape(n, k)
+    return bits(packed, 4).view(np.int8).reshape(len(packed), -1)
 
 
-def _unpack_q4_k(blocks: Bytes, n: int, k: int) -> Unpacked:
-    """d, dmin, 12 bytes of 6-bit sub-scales and sub-mins, 4 x 32 bytes of nibbles (64 weights)."""
-    packed = blocks[:, :, 4:16]
-    first, second, third = packed[:, :, 0:4], packed[:, :, 4:8], packed[:, :, 8:12]
-    # Sub-blocks 0..3 have six bits in place; 4..7 keep four bits in `third`, the top two in the
-    # spare bits of `first` (scales) and `second` (mins).
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=2)
-    mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=2)
-    pairs = blocks[:, :, 16:].reshape(n, -1, 4, 32)
-    q = np.concatenate([pairs & 15, pairs >> 4], axis=3).view(np.int8).reshape(n, k)
-    return Unpacked(
-        q,
-        _f16(blocks, 0),
-        sub_scale=scales.reshape(n, -1).astype(np.int32),
-        dmin=_f16(blocks, 2),
-        sub_min=mins.reshape(n, -1).astype(np.int32),
-    )
+def _fifths(blocks: Bytes, at: int) -> Int8:
+    """Nibbles behind 4 bytes of fifth bits: bit k is weight k's."""
+    high = np.unpackbits(blocks[:, :, at : at + 4], axis=2, bitorder="little")
+    return _nibbles(blocks[:, :, at + 4 :]) | (high << 4).view(np.int8).reshape(len(blocks), -1)
 
 
-def _unpack_q6_k(blocks: Bytes, n: int, k: int) -> Unpacked:
-    """Two halves of 128 weights: 64 bytes of low nibbles, 32 of 2-bit tops; 16 int8 scales; d."""
-    low = blocks[:, :, :128].reshape(n, -1, 2, 64)
-    high = blocks[:, :, 128:192].reshape(n, -1, 2, 1, 32)
-    nibbles = np.concatenate([low & 15, low >> 4], axis=3).reshape(n, -1, 2, 4, 32)
-    tops = (high >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1)) & 3
-    q = (nibbles | (tops << 4)).view(np.int8).reshape(n, k) - np.int8(32)
-    scales = blocks[:, :, 192:208].view(np.int8).reshape(n, -1).astype(np.int32)
-    return Unpacked(q, _f16(blocks, 208), sub_scale=scales)
+def _unpack_q8_0(blocks: Bytes) -> Unpacked:
+    q = blocks[:, :, 2:].view(np.int8).reshape(len(blocks), -1)
+    return Unpacked(q, halves_at(blocks, 0))
+
+
+def _unpack_q4_0(blocks: Bytes) -> Unpacked:
+    return Unpacked(_nibbles(blocks[:, :, 2:]) - np.int8(8), halves_at(blocks, 0))
+
+
+def _unpack_q4_1(blocks: Bytes) -> Unpacked:
+    return Unpacked(_nibbles(blocks[:, :, 4:]), halves_at(blocks, 0), m=halves_at(blocks, 2))
+
+
+def _unpack_q5_0(blocks: Bytes) -> Unpacked:
+    return Unpacked(_fifths(blocks, 2) - np.int8(16), halves_at(blocks, 0))
+
+
+def _unpack_q5_1(blocks: Bytes) -> Unpacked:
+    return Unpacked(_fifths(blocks, 4), halves_at(blocks, 0), m=halves_at(blocks, 2))
+
+
+_UNPACK: dict[BlockType, Callable[[Bytes], Unpacked]] = {
+    BlockType.Q8_0: _unpack_q8_0,
+    BlockType.Q4_0: _unpack_q4_0,
+    BlockType.Q4_1: _unpack_q4_1,
+    BlockType.Q5_0: _unpack_q5_0,
+    BlockType.Q5_1: _unpack_q5_1,
+    BlockType.Q2_K: blocks_k.unpack_q2_k,
+    BlockType.Q3_K: blocks_k.unpack_q3_k,
+    BlockType.Q4_K: blocks_k.unpack_q4_k,
+    BlockType.Q5_K: blocks_k.unpack_q5_k,
+    BlockType.Q6_K: blocks_k.unpack_q6_k,
+    BlockType.Q8_K16: blocks_k.unpack_q8_k16,
+    BlockType.IQ4_NL: codebook.unpack_iq4_nl,
+    BlockType.IQ4_XS: codebook.unpack_iq4_xs,
+    BlockType.IQ3_S: codebook.unpack_iq3_s,
+    BlockType.IQ3_XXS: codebook.unpack_iq3_xxs,
+    BlockType.IQ2_S: codebook.unpack_iq2_s,
+    BlockType.IQ2_XS: codebook.unpack_iq2_xs,
+    BlockType.IQ2_XXS: codebook.unpack_iq2_xxs,
+    BlockType.IQ1_M: codebook.unpack_iq1_m,
+    BlockType.IQ1_S: codebook.unpack_iq1_s,
+    BlockType.TQ1_0: codebook.unpack_tq1_0,
+    BlockType.TQ2_0: codebook.unpack_tq2_0,
+    BlockType.MXFP4: codebook.unpack_mxfp4,
+}
 
 
 def _decode_floats(
@@ -185,88 +201,5 @@ def _decode_floats(
         return raw.view(np.float32).reshape(n, k)
     if block_type is BlockType.F16:
         return raw.view(np.float16).astype(np.float32).reshape(n, k)
-    bits = raw.view(np.uint16).astype(np.uint32) << 16
-    return bits.view(np.float32).reshape(n, k)
-
-
-def encode(block_type: BlockType, weights: Float32) -> bytes:
-    """Quantise float32 [n, k] simply (scale from the largest weight): for small and test models."""
-    weights = np.ascontiguousarray(weights, np.float32)
-    block_type.row_bytes(weights.shape[1])  # refuses part blocks
-    if block_type in FLOATS:
-        return _encode_floats(block_type, weights)
-    if block_type in (BlockType.Q4_K, BlockType.Q6_K):
-        encode_k = _encode_q4_k if block_type is BlockType.Q4_K else _encode_q6_k
-        return encode_k(weights.reshape(-1, 256)).tobytes()
-    return _encode_32(block_type, weights.reshape(-1, 32)).tobytes()
-
-
-def _encode_floats(block_type: BlockType, weights: Float32) -> bytes:
-    if block_type is BlockType.F32:
-        return weights.tobytes()
-    if block_type is BlockType.F16:
-        return weights.astype(np.float16).tobytes()
-    bits = weights.view(np.uint32)
-    even = (bits >> 16) & 1  # ties to even
-    return ((bits + np.uint32(0x7FFF) + even) >> 16).astype(np.uint16).tobytes()
-
-
-def _half_bytes(values: Float32) -> tuple[Bytes, Float32]:
-    """Half-precision numbers as bytes [blocks, 2], and as they read back [blocks, 1]."""
-    halves = values.astype(np.float16)
-    return halves.reshape(-1, 1).view(np.uint8), halves.astype(np.float32).reshape(-1, 1)
-
-
-def _quantize(weights: Float32, scale: Float32, low: int, high: int) -> npt.NDArray[np.int32]:
-    safe = np.where(scale == 0, np.float32(1), scale)
-    return np.clip(np.rint(weights / safe), low, high).astype(np.int32)
-
-
-def _encode_32(block_type: BlockType, weights: Float32) -> Bytes:
-    peaks = weights[np.arange(len(weights)), np.abs(weights).argmax(axis=1)]
-    if block_type is BlockType.Q8_0:
-        head, d = _half_bytes(np.abs(peaks) / 127)
-        q = _quantize(weights, d, -127, 127).astype(np.int8).view(np.uint8)
-        return np.concatenate([head, q], axis=1)
-    if block_type is BlockType.Q4_1:
-        low = weights.min(axis=1)
-        head, d = _half_bytes((weights.max(axis=1) - low) / 15)
-        minimum, m = _half_bytes(low)
-        nibbles = _quantize(weights - m, d, 0, 15).astype(np.uint8)
-        return np.concatenate([head, minimum, nibbles[:, :16] | nibbles[:, 16:] << 4], axis=1)
-    half = 8 if block_type is BlockType.Q4_0 else 16
-    head, d = _half_bytes(peaks / -half)  # the largest weight lands on the end with one step more
-    q = (_quantize(weights, d, -half, half - 1) + half).astype(np.uint8)
-    packed = (q[:, :16] & 15) | (q[:, 16:] & 15) << 4
-    if block_type is BlockType.Q4_0:
-        return np.concatenate([head, packed], axis=1)
-    return np.concatenate([head, np.packbits(q >> 4, axis=1, bitorder="little"), packed], axis=1)
-
-
-def _encode_q4_k(weights: Float32) -> Bytes:
-    sub = weights.reshape(-1, 8, 32)
-    low = np.minimum(sub.min(axis=2), 0)
-    scale, minimum = (sub.max(axis=2) - low) / 15, -low
-    head, d = _half_bytes(scale.max(axis=1) / 63)
-    tail, dmin = _half_bytes(minimum.max(axis=1) / 63)
-    s = _quantize(scale, d, 0, 63).astype(np.uint8)
-    m = _quantize(minimum, dmin, 0, 63).astype(np.uint8)
-    offset, step = (dmin * m)[:, :, None], (d * s)[:, :, None]
-    q = _quantize(sub + offset, step, 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
-    nibbles = (q[:, :, 0] | q[:, :, 1] << 4).reshape(len(weights), 128)
-    first, second = s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6
-    third = s[:, 4:] & 15 | (m[:, 4:] & 15) << 4
-    return np.concatenate([head, tail, first, second, third, nibbles], axis=1)
-
-
-def _encode_q6_k(weights: Float32) -> Bytes:
-    sub = weights.reshape(-1, 16, 16)
-    scale = np.abs(sub).max(axis=2) / 31
-    head, d = _half_bytes(scale.max(axis=1) / 127)
-    s = _quantize(scale, d, -128, 127)
-    q = (_quantize(sub, (d * s)[:, :, None], -32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
-    low = np.concatenate([q[:, :, 0:2] & 15 | (q[:, :, 2:4] & 15) << 4], axis=2)
-    high = q >> 4
-    tops = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
-    scales = s.astype(np.int8).view(np.uint8)
-    return np.concatenate([low.reshape(-1, 128), tops.reshape(-1, 64), scales, head], axis=1)
+    wide = raw.view(np.uint16).astype(np.uint32) << 16
+    return wide.view(np.float32).reshape(n, k)

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.kernels import _native
-from insitu.kernels.blocks import BlockType
 from insitu.kernels.memory import MemoryPlan, plan_memory
 from insitu.kernels.pack import Experts, PackedLinear
 from insitu.kernels.program import GROUPS, BatchArrays, DType, Op, Program, Rows, Tensor
+from insitu.kernels.run_types import NATIVE
 from insitu.kernels.sampling import StepResult, checked_array, wanted_tuple
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ ISAS = (
     *("generic", "neon", "neon-dotprod", "avx2", "avx2vnni"),
     *("avx512base", "avx512vnni", "avx512amx"),
 )
-_BLOCK_TYPES = tuple(BlockType)  # in the order of csrc/kernels.h
 _OUTPUTS = 32  # outputs of an n-block
 _ATTRIBUTES = frozenset(
     (
@@ -129,7 +128,7 @@ def packed_bytes(linear: PackedLinear) -> int:
     """Bytes of a linear's segments once packed."""
     total = 0
     for segment in linear.segments:
-        block = _native.packed_block_bytes(_BLOCK_TYPES.index(segment.block_type), segment.k)
+        block = _native.packed_block_bytes(NATIVE.index(segment.block_type), segment.k)
         total += -(-segment.n // _OUTPUTS) * block
     return total
 
@@ -231,8 +230,8 @@ def _name_of(op: Op) -> str:
 def _linear(linear: PackedLinear) -> tuple[list[tuple[Any, ...]], Float32 | None]:
     segments = []
     for segment in linear.segments:
-        data = None if segment.data is None else np.frombuffer(segment.data, np.uint8)
-        segments.append((_BLOCK_TYPES.index(segment.block_type), segment.n, segment.k, data))
+        data = np.frombuffer(segment.raw(), np.uint8) if segment.is_ready else None
+        segments.append((NATIVE.index(segment.block_type), segment.n, segment.k, data))
     return segments, linear.bias
 
 
@@ -261,8 +260,15 @@ class Native:
         self.sizes = NativeSizes(**self._executor.sizes())
         self._linears = lowering.linears
         self._names = [(op.kind, _name_of(op)) for op in program.ops] + [("sample", "sample")]
-        for linear in lowering.linears:
-            linear.release()
+        for index, linear in enumerate(lowering.linears):
+            self._fill(index, linear)
+
+    def _fill(self, index: int, linear: PackedLinear) -> None:
+        """Pack the segments that are stored as something else, one at a time, then let go."""
+        for number, segment in enumerate(linear.segments):
+            if segment.data is not None and not segment.is_ready:
+                self._executor.fill(index, number, np.frombuffer(segment.raw(), np.uint8))
+            segment.data = None
 
     @property
     def packed_bytes(self) -> int:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.kernels import reference_attention, reference_experts, reference_linear
-from insitu.kernels.blocks import BlockType, Unpacked, decode, unpack
+from insitu.kernels.block_parts import Unpacked
+from insitu.kernels.blocks import BlockType, decode, unpack
 from insitu.kernels.program import GROUPS
 from insitu.kernels.reference_math import (
     LANES,
@@ -103,8 +104,8 @@ class Reference:
     def _embed(self, op: Op, batch: BatchArrays) -> Float32:
         (segment,) = op.weight.segments
         ids = batch.positions if op.inputs[0] is self._program.positions else batch.token_ids
-        rows = np.frombuffer(segment.raw(), np.uint8).reshape(segment.n, -1)[ids]
-        return decode(segment.block_type, rows.reshape(-1), len(rows), segment.k).copy()
+        rows = segment.rows(ids)
+        return decode(rows.block_type, rows.raw(), rows.n, rows.k).copy()
 
     def _rms_norm(self, op: Op, _: BatchArrays) -> Float32:
         whole, eps = self._read(op.inputs[0]), np.float32(op.attributes["eps"])

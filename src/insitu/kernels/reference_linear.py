@@ -15,7 +15,8 @@ from insitu.kernels.reference_math import QuantizedRows, fma
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from insitu.kernels.blocks import BlockType, Unpacked
+    from insitu.kernels.block_parts import Unpacked
+    from insitu.kernels.blocks import BlockType
 
     Float32 = npt.NDArray[np.float32]
 
@@ -41,8 +42,9 @@ def multiply_quantized(block_type: BlockType, x: QuantizedRows, weight: Unpacked
             sums = a.sum(axis=1, dtype=np.int32).astype(np.float32)[:, None]
             acc = fma(weight.m[None, :, g], scale * sums, acc)
         if weight.dmin is not None and weight.sub_min is not None:
-            sums = a.reshape(len(a), 8, 32).sum(axis=2, dtype=np.int32)
-            minimum = _dot(sums, weight.sub_min[:, g * 8 : g * 8 + 8])
+            count = weight.sub_min.shape[1] * group // weight.q.shape[1]
+            sums = a.reshape(len(a), count, -1).sum(axis=2, dtype=np.int32)
+            minimum = _dot(sums, weight.sub_min[:, g * count : (g + 1) * count])
             acc = fma(-minimum, weight.dmin[None, :, g] * scale, acc)
     return acc
 

@@ -91,7 +91,7 @@ def _storage(weights: Weights) -> tuple[StoredGroup, ...]:
     size_bytes: Counter[tuple[str, BlockType]] = Counter()
     for name, linear in weights.linears():
         for segment in linear.segments:
-            key = name, segment.block_type
+            key = name, segment.stored_type
             num_weights[key] += segment.n * segment.k
-            size_bytes[key] += segment.n * segment.block_type.row_bytes(segment.k)
+            size_bytes[key] += segment.n * segment.stored_type.row_bytes(segment.k)
     return tuple(StoredGroup(*key, num_weights[key], size_bytes[key]) for key in num_weights)

@@ -46,7 +46,7 @@ TYPE_NAMES: Mapping[int, str] = {
     10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
     17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
     23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 BLOCK_TYPES = {
     number: BlockType(name) for number, name in TYPE_NAMES.items() if name in set(BlockType)
@@ -54,7 +54,7 @@ BLOCK_TYPES = {
 
 
 class GGUFFile:
-    """An open GGUF file: a ``TensorSource``."""
+    """An open GGUF file, whole or one of a split model: a ``TensorSource``."""
 
     format = "gguf"
 
@@ -67,7 +67,7 @@ class GGUFFile:
             num_tensors, num_pairs = _read_counts(path, cursor)
             values = _read_pairs(cursor, num_pairs)
             self.metadata = Metadata(path, values)
-            alignment = _checked_metadata(path, self.metadata)
+            alignment = _alignment(self.metadata)
             tensors = _read_tensors(path, cursor, num_tensors, alignment)
             _check_apart(path, tensors, self.size_bytes)
         except ModelFileError:
@@ -121,13 +121,8 @@ def _read_pairs(cursor: Cursor, num_pairs: int) -> dict[str, Any]:
     return values
 
 
-def _checked_metadata(path: Path, metadata: Metadata) -> int:
-    """Refuse a part of a split model; return the alignment of tensor data."""
-    num_splits = metadata.integer("split.count", 1, minimum=0)
-    if num_splits > 1:
-        raise UnsupportedModelError(
-            path, "key split.count", f"one of {num_splits} files of a split model; join them first"
-        )
+def _alignment(metadata: Metadata) -> int:
+    """The alignment of tensor data."""
     alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
     if not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise metadata.fault(

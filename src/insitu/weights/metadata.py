@@ -172,6 +172,11 @@ class Metadata:
         given = {key: value for key, value in other._values.items() if value is not None}
         return Metadata(self._path, {**self._values, **given}, self._prefix)
 
+    def without(self, key: str) -> Metadata:
+        """The same, less one key."""
+        kept = {name: value for name, value in self._values.items() if name != key}
+        return Metadata(self._path, kept, self._prefix)
+
     def _absent(self, key: str, default: D) -> D:
         if default is REQUIRED:
             raise self.fault(key, "is missing")

@@ -7,6 +7,7 @@ Always true: a shape that is handed out was checked; ``finish`` passes only if n
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from insitu.kernels.blocks import FLOATS, decode
 from insitu.kernels.pack import PackedLinear, Segment
+from insitu.kernels.run_types import run_type
 from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ class Placement:
             wanted = (wanted_n, wanted_k)
             self._check_shape(info, wanted[::-1] if is_transposed else wanted)
         segments = [
-            Segment(info.name, info.block_type, size, wanted_k, self._rows(info, is_transposed))
+            self._transposed(info, size, wanted_k)
+            if is_transposed
+            else self._segment(info, size, wanted_k)
             for info, size in zip(infos, rows, strict=True)
         ]
         if not biases:
@@ -87,7 +91,7 @@ class Placement:
                 num_bytes = rows * info.block_type.row_bytes(k)
                 for part in range(index * times, (index + 1) * times):
                     raw = data[part * num_bytes : (part + 1) * num_bytes]
-                    segments.append(Segment(info.name, info.block_type, rows, k, raw))
+                    segments.append(_as_run(info, rows, k, raw))
             linears.append(PackedLinear(segments))
         return tuple(linears)
 
@@ -95,7 +99,7 @@ class Placement:
         """A linear of one output, stored as a row or as a vector."""
         info = self._take(name)
         self._check_shape(info, (1, k) if len(info.shape) == 2 else (k,))
-        return PackedLinear([Segment(name, info.block_type, 1, k, self._source.read(name))])
+        return PackedLinear([self._segment(info, 1, k)])
 
     def vector(self, name: str, length: int) -> Float32:
         """A tensor of one dimension as float32."""
@@ -122,15 +126,22 @@ class Placement:
                 self._source.path, where, f"not used by this architecture: {names}"
             )
 
-    def _rows(self, info: TensorInfo, is_transposed: bool) -> memoryview | bytes:
-        raw = self._source.read(info.name)
-        if not is_transposed:
-            return raw
+    def _transposed(self, info: TensorInfo, n: int, k: int) -> Segment:
+        """Rows of a tensor that holds [k, n]."""
         if info.block_type not in FLOATS:
             message = f"is {info.block_type}, which cannot be transposed"
             raise UnsupportedModelError(self._source.path, f"tensor {info.name}", message)
+        raw = self._source.read(info.name)
         elements = np.frombuffer(raw, f"V{info.block_type.block_bytes}").reshape(info.shape)
-        return np.ascontiguousarray(elements.T).tobytes()
+        data = np.ascontiguousarray(elements.T).tobytes()
+        return Segment(info.name, info.block_type, n, k, data)
+
+    def _segment(self, info: TensorInfo, n: int, k: int) -> Segment:
+        """All rows of a tensor."""
+        if info.is_made:
+            make = partial(self._source.read, info.name)
+            return Segment(info.name, info.block_type, n, k, make)
+        return _as_run(info, n, k, self._source.read(info.name))
 
     def _take(self, name: str) -> TensorInfo:
         info = self._source.tensors.get(name)
@@ -143,3 +154,10 @@ class Placement:
         if info.shape != wanted or 0 in info.shape:
             message = f"has shape {list(info.shape)}, not {list(wanted)}"
             raise ModelFileError(self._source.path, f"tensor {info.name}", message)
+
+
+def _as_run(info: TensorInfo, n: int, k: int, data: memoryview) -> Segment:
+    """Rows as they are run; where that is not as they are stored, they are made so later."""
+    run = run_type(info.block_type, data)
+    stored_as = None if run is info.block_type else info.block_type
+    return Segment(info.name, run, n, k, data, stored_as)

@@ -1,70 +1,93 @@
-"""Read a safetensors file, and the Hugging Face folder around it, without trusting them.
+"""A safetensors file, or the Hugging Face folder around one or several, read without trust.
 
-    header length u64   header: JSON {name: {dtype, shape, data_offsets: [begin, end]}}   data
+Not here: a file's header (``safetensors_header``), what config.json means (``models``), or weights
+packed by other quantisers (``prequantized``).
 
-Not here: sharded checkpoints (refused by name) or what config.json means (``models``).
-
-Always true: the tensors cover the data from first to last byte, each once; only regular files
-inside the folder are read. One allowance: in a hub cache, ``models--x/snapshots/<revision>``, a
-member may be a symlink to ``models--x/blobs/<file>``.
+Always true: only regular files inside the folder are read, and no tensor is in two of them. One
+allowance: in a hub cache, ``models--x/snapshots/<revision>``, a member may be a symlink to
+``models--x/blobs/<file>``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from insitu.kernels.blocks import BlockType
+from insitu.kernels.blocks import FLOATS, BlockType
 from insitu.weights import digest
 from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
 from insitu.weights.mapped_file import MappedFile, read_bounded
 from insitu.weights.metadata import Metadata
+from insitu.weights.safetensors_header import Entry, read_header
 from insitu.weights.strict_json import parse_object
-from insitu.weights.tensors import TensorInfo, read_tensor
+from insitu.weights.tensors import TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-MAX_HEADER_BYTES = 4 << 20
-MAX_TENSORS = 1 << 15
-MAX_DIMS = 8
 MAX_CONFIG_BYTES = 1 << 20
+MAX_INDEX_BYTES = 32 << 20
 MAX_MEMBER_BYTES = 64 << 20  # the tokenizer.json of a vocabulary of 262k takes half of it
-
-# Bytes an element of every dtype of the format; those that are no BlockType are refused by name.
-DTYPES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2,
-    "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8,
-}  # fmt: skip
+MAX_FILES = 10_000
 
 
 class SafetensorsFile:
-    """An open safetensors file, with its folder's other files if any: a ``TensorSource``."""
+    """Open safetensors files, with their folder's other files if any: a ``TensorSource``.
+
+    ``entries`` are all tensors; ``tensors`` those of float types, which is what a model reads.
+    """
 
     format = "safetensors"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._folder, weights = _folder_and_weights(path)
-        self._weights = weights
+        self._folder, self._weights = _folder_and_weights(path)
         config = self.file(CONFIG)
         values = {} if config is None else parse_object(path / CONFIG, "file", config)
-        self.metadata = Metadata(path / CONFIG if path != weights else path, values)
-        self._file = MappedFile(weights)
-        self.size_bytes = self._file.size_bytes
+        self.metadata = Metadata(path / CONFIG if path != self._weights[0] else path, values)
+        self._files: list[MappedFile] = []
+        self._file_of: dict[str, MappedFile] = {}
+        entries: dict[str, Entry] = {}
         try:
-            tensors = _read_header(weights, self._file.view)
+            for weights in self._weights:
+                self._files.append(MappedFile(weights))
+                self._add(self._files[-1], entries)
         except ModelFileError:
-            self._file.close()
+            self.close()
             raise
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.size_bytes = sum(file.size_bytes for file in self._files)
+        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
+        infos = (_info(entry) for entry in entries.values())
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {info.name: info for info in infos if info is not None}
+        )
+
+    def _add(self, file: MappedFile, entries: dict[str, Entry]) -> None:
+        for name, entry in read_header(file.path, file.view).items():
+            if name in entries:
+                other = self._file_of[name].path.name
+                raise ModelFileError(file.path, f"tensor {name}", f"is in {other} as well")
+            entries[name] = entry
+            self._file_of[name] = file
+
+    def require_floats(self) -> None:
+        """Refuse tensors that only another quantiser's configuration could explain."""
+        for name, entry in self.entries.items():
+            if name not in self.tensors:
+                where = f"dtype of tensor {name}"
+                message = f"{entry.dtype} is not supported without a quantization_config"
+                raise UnsupportedModelError(self._file_of[name].path, where, message)
 
     def read(self, name: str) -> memoryview:
         """A tensor's raw bytes: a read-only view of the mapped file."""
-        return read_tensor(self.path, self._file.view, self.tensors, name)
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ModelFileError(self.path, f"tensor {shown(name)[1:-1]}", "is missing")
+        return self._file_of[name].view[entry.offset : entry.offset + entry.num_bytes]
 
     def file(self, name: str) -> bytes | None:
         """Another file of the folder, None where there is none."""
@@ -77,12 +100,16 @@ class SafetensorsFile:
         return read_bounded(member(self._folder, name), limit)
 
     def digest(self) -> str:
-        """SHA-256 of the file that holds the weights, computed once and cached."""
-        return digest.file_digest(self._weights)
+        """SHA-256 of the file that holds the weights; of several, of their own, a line each."""
+        digests = [digest.file_digest(weights) for weights in self._weights]
+        if len(digests) == 1:
+            return digests[0]
+        return hashlib.sha256("".join(f"{one}\n" for one in digests).encode()).hexdigest()
 
     def close(self) -> None:
-        """Let go of the file; views already handed out stay valid."""
-        self._file.close()
+        """Let go of the files; views already handed out stay valid."""
+        for file in self._files:
+            file.close()
 
 
 def member(folder: Path, name: str) -> Path:
@@ -101,93 +128,43 @@ def member(folder: Path, name: str) -> Path:
     return real
 
 
+def _info(entry: Entry) -> TensorInfo | None:
+    if entry.dtype not in FLOATS:
+        return None
+    kind = BlockType(entry.dtype)
+    return TensorInfo(entry.name, entry.shape, kind, entry.num_bytes, entry.offset)
+
+
 def _require_plain(folder: Path, name: str) -> None:
     if name in {"", ".", ".."} or "/" in name or "\\" in name or "\0" in name:
         raise ModelFileError(folder, "file name", f"{shown(name)} is not a plain file name")
 
 
-def _folder_and_weights(path: Path) -> tuple[Path | None, Path]:
-    """The folder with a config.json, None for a lone file; and the file of the weights."""
+def _folder_and_weights(path: Path) -> tuple[Path | None, list[Path]]:
+    """The folder with a config.json, None for a lone file; and the files of the weights."""
     if not path.is_dir():
         has_config = os.path.lexists(path.parent / CONFIG)
-        return (path.parent if has_config else None), path
-    if not os.path.lexists(path / WEIGHTS):
-        if os.path.lexists(path / INDEX):
-            message = "is a sharded checkpoint, which is not supported yet"
-            raise UnsupportedModelError(path, INDEX, message)
+        return (path.parent if has_config else None), [path]
+    has_weights, has_index = (os.path.lexists(path / name) for name in (WEIGHTS, INDEX))
+    if not has_weights and not has_index:
         raise ModelFileError(path, "folder", f"holds no {WEIGHTS}")
     if not os.path.lexists(path / CONFIG):
         raise ModelFileError(path, "folder", f"holds no {CONFIG}")
-    return path, member(path, WEIGHTS)
+    if has_weights:
+        return path, [member(path, WEIGHTS)]
+    return path, [member(path, name) for name in _shards(path)]
 
 
-def _read_header(path: Path, data: memoryview) -> dict[str, TensorInfo]:
-    where = "header length at offset 0"
-    if len(data) < 8:
-        raise ModelFileError(path, where, f"needs 8 bytes, with {len(data)} left")
-    length = int.from_bytes(data[:8], "little")
-    if length > len(data) - 8:
-        raise ModelFileError(path, where, f"is {length}, with {len(data) - 8} bytes left")
-    if length > MAX_HEADER_BYTES:
-        raise ModelFileError(path, where, f"is {length}, above {MAX_HEADER_BYTES}")
-    raw = bytes(data[8 : 8 + length])
-    where = "header at offset 8"
-    if not raw.startswith(b"{"):
-        raise ModelFileError(path, where, "is not a JSON object")
-    # Counted before parsing, for a small text can become large objects.
-    if raw.count(b"{") > MAX_TENSORS + 2 or raw.count(b"[") > 2 * MAX_TENSORS + 2:
-        raise ModelFileError(path, where, f"holds more than {MAX_TENSORS} tensors")
-    entries = parse_object(path, where, raw)
-    notes = entries.pop("__metadata__", {})
-    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise ModelFileError(path, where, "__metadata__ is not an object of strings")
-    infos = [_read_entry(path, name, entry, 8 + length) for name, entry in entries.items()]
-    _check_cover(path, infos, 8 + length, len(data))
-    return {info.name: info for info in infos}
-
-
-def _read_entry(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
-    where = f"tensor {shown(name)[1:-1]}"
-    if not name or not name.isprintable():
-        raise ModelFileError(path, where, "is not a name")
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise ModelFileError(path, where, "must have dtype, shape and data_offsets, nothing else")
-    dtype = entry["dtype"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ModelFileError(path, f"dtype of {where}", f"{shown(str(dtype))} is not a dtype")
-    shape = _naturals(path, f"shape of {where}", entry["shape"], MAX_DIMS)
-    offsets = _naturals(path, f"data_offsets of {where}", entry["data_offsets"], 2)
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ModelFileError(path, f"data_offsets of {where}", "are not a begin and an end")
-    num_bytes = DTYPES[dtype]
-    for size in shape:
-        num_bytes *= size
-    if num_bytes != offsets[1] - offsets[0]:
-        message = f"span {offsets[1] - offsets[0]} bytes, shape and dtype take {num_bytes:.20g}"
-        raise ModelFileError(path, f"data_offsets of {where}", message)
-    if dtype not in set(BlockType):
-        raise UnsupportedModelError(path, f"dtype of {where}", f"{dtype} is not supported yet")
-    return TensorInfo(name, tuple(shape), BlockType(dtype), num_bytes, base + offsets[0])
-
-
-def _naturals(path: Path, where: str, values: Any, maximum: int) -> list[int]:
-    """A list of at most ``maximum`` whole numbers that fit in 64 bits."""
-    is_list = isinstance(values, list) and len(values) <= maximum
-    if not is_list or not all(type(value) is int and 0 <= value < 1 << 63 for value in values):
-        raise ModelFileError(path, where, f"must be up to {maximum} whole numbers of 63 bits")
-    return list(values)
-
-
-def _check_cover(path: Path, infos: list[TensorInfo], base: int, end: int) -> None:
-    """Tensors follow each other without hole or overlap, from the header to the end of the file."""
-    at = base
-    for info in sorted(infos, key=lambda info: (info.offset, info.num_bytes)):
-        if info.offset != at:
-            what = (
-                "overlaps the tensor before it" if info.offset < at else "leaves a hole before it"
-            )
-            raise ModelFileError(path, f"tensor {info.name} at offset {info.offset}", what)
-        at += info.num_bytes
-    if at != end:
-        message = f"tensors end at {at}, the file at {end}"
-        raise ModelFileError(path, f"data at offset {min(at, end)}", message)
+def _shards(folder: Path) -> list[str]:
+    """The files that the index names, in order; which tensor is where the files say themselves."""
+    path = folder / INDEX
+    index = parse_object(path, "file", read_bounded(member(folder, INDEX), MAX_INDEX_BYTES))
+    names = index.get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ModelFileError(path, "weight_map", "is not an object of tensors' files")
+    if not all(isinstance(name, str) for name in names.values()):
+        raise ModelFileError(path, "weight_map", "names a file by something that is no text")
+    files = sorted(set(names.values()))
+    if len(files) > MAX_FILES:
+        raise ModelFileError(path, "weight_map", f"names {len(files)} files, above {MAX_FILES}")
+    return files

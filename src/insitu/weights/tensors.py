@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file; ``offset`` counts from the start of the file."""
+    """One tensor of a file; ``offset`` counts from the start of the file.
+
+    One that ``is_made`` lies nowhere: reading it takes time and memory.
+    """
 
     name: str
     shape: tuple[int, ...]
     block_type: BlockType
     num_bytes: int
     offset: int
+    is_made: bool = False
 
 
 def read_tensor(

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from gguf_bytes import TENSOR_TYPES, TensorBytes, gguf_bytes
+from kernels.random_blocks import random_blocks
 
-from insitu.kernels.blocks import BlockType
+from insitu.kernels.assemble import can_assemble
+from insitu.kernels.blocks import FLOATS, BlockType
 from insitu.kernels.encode import encode
 
 if TYPE_CHECKING:
@@ -225,7 +227,11 @@ def _gguf_tensor(
         block_type = block_types
     else:
         block_type = block_types.get(short, BlockType.Q8_0)
-    data = encode(block_type, weight.reshape(-1, weight.shape[-1]))
+    rows = weight.reshape(-1, weight.shape[-1])
+    if block_type in FLOATS or can_assemble(block_type):
+        data = encode(block_type, rows)
+    else:  # no simple encoder: any weights will do
+        data = random_blocks(block_type, *rows.shape).tobytes()
     dims = list(reversed(weight.shape))
     return TensorBytes(f"{layer}{short}.{suffix}", dims, TENSOR_TYPES[block_type], data)
 

@@ -16,7 +16,8 @@ from families.cases import CASES, Case, weights, write_folder
 from families.twins import write_twin
 from kernels.tiny_decoder import Work, batch_of
 
-from insitu.kernels.blocks import BlockType, decode, encode
+from insitu.kernels.blocks import BlockType, decode
+from insitu.kernels.encode import encode
 from insitu.kernels.native import Limits, Native, available_isas
 from insitu.kernels.passes import lower
 from insitu.kernels.reference import Reference

@@ -26,6 +26,7 @@ VERBS = {
     "plan": ("plan", "Show the memory a model needs, and the settings that change bits."),
     "bench": ("bench", "Measure a model against what this machine can do."),
     "evaluate": ("evaluate", "Judge a model by a text, alone or against another."),
+    "quantize": ("quantize", "Write a model with fewer bits a weight."),
 }
 
 
@@ -151,6 +152,8 @@ _USER_ERRORS = (
     ("insitu.bench.errors", "BenchError"),
     ("insitu.evaluate.errors", "EvaluateError"),
     ("insitu.server.address", "ListenError"),
+    ("insitu.quantize.errors", "QuantizeError"),
+    ("insitu.server.run", "ListenError"),
 )
 
 

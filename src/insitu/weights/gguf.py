@@ -65,7 +65,7 @@ class GGUFFile:
         try:
             cursor = Cursor(path, self._file.view)
             num_tensors, num_pairs = _read_counts(path, cursor)
-            values = _read_pairs(cursor, num_pairs)
+            values, self._spans = _read_pairs(cursor, num_pairs)
             self.metadata = Metadata(path, values)
             alignment = _alignment(self.metadata)
             tensors = _read_tensors(path, cursor, num_tensors, alignment)
@@ -78,6 +78,10 @@ class GGUFFile:
     def read(self, name: str) -> memoryview:
         """A tensor's raw blocks: a read-only view of the mapped file."""
         return read_tensor(self.path, self._file.view, self.tensors, name)
+
+    def raw_pairs(self) -> dict[str, bytes]:
+        """Key and value of each pair of the metadata, as they stand in the file."""
+        return {key: bytes(self._file.view[span]) for key, span in self._spans.items()}
 
     def file(self, name: str) -> bytes | None:
         """Nothing: a GGUF file is alone."""
@@ -109,8 +113,10 @@ def _read_counts(path: Path, cursor: Cursor) -> tuple[int, int]:
     return num_tensors, num_pairs
 
 
-def _read_pairs(cursor: Cursor, num_pairs: int) -> dict[str, Any]:
+def _read_pairs(cursor: Cursor, num_pairs: int) -> tuple[dict[str, Any], dict[str, slice]]:
+    """Every key's value, and the bytes that the pair takes."""
     values: dict[str, Any] = {}
+    spans: dict[str, slice] = {}
     for index in range(num_pairs):
         start = cursor.at
         key = cursor.name(f"key {index}", MAX_KEY_BYTES)
@@ -118,7 +124,8 @@ def _read_pairs(cursor: Cursor, num_pairs: int) -> dict[str, Any]:
             cursor.at = start
             cursor.fail(f"key {index}", f"{shown(key)} is there twice")
         values[key] = cursor.value(key)
-    return values
+        spans[key] = slice(start, cursor.at)
+    return values, spans
 
 
 def _alignment(metadata: Metadata) -> int:

@@ -95,6 +95,10 @@ class SplitGGUF:
         """A tensor's raw blocks: a read-only view of the mapped file that has it."""
         return self._file_of.get(name, self._files[0]).read(name)
 
+    def raw_pairs(self) -> dict[str, bytes]:
+        """The first file's pairs, as they stand there."""
+        return self._files[0].raw_pairs()
+
     def file(self, name: str) -> bytes | None:
         """Nothing: GGUF files have no others beside them."""
         return None

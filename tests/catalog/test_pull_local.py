@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tiny_model import write_gguf, write_safetensors
 
-from insitu.catalog.errors import BadSourceError
+from insitu.catalog.errors import BadSourceError, BrokenModelError
 from insitu.catalog.pull import pull
 from insitu.weights.source import open_source
 
@@ -51,3 +51,14 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
     pulled = pull(str(tmp_path / "m.gguf"), tmp_path / "models")
     assert not pulled.path.is_symlink()
     assert pulled.path.read_bytes() == (tmp_path / "blob").read_bytes()
+
+
+def test_a_file_cut_short_is_refused_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    whole, models = tmp_path / "tiny.gguf", tmp_path / "models"
+    write_gguf(whole)
+    assert pull(str(whole), models, name="whole").path.is_file()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole.read_bytes()[:-1000])
+    with pytest.raises(BrokenModelError, match=r"cut\.gguf: tensor .* needs"):
+        pull(str(cut), models)
+    assert not (models / "cut").exists()

@@ -26,6 +26,10 @@ class WrongDigestError(CatalogError):
     """Bytes that are not the ones that were pinned; nothing of them is kept."""
 
 
+class BrokenModelError(CatalogError):
+    """A model that no reader opens; nothing of it is kept."""
+
+
 class BadWheelError(CatalogError):
     """A wheel that does not hold what the catalogue says."""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from insitu.catalog import hub, local, url, wheel
 from insitu.catalog.errors import (
     BadSourceError,
+    BrokenModelError,
     CatalogError,
     DownloadError,
     NameTakenError,
@@ -29,6 +30,8 @@ from insitu.catalog.errors import (
 from insitu.catalog.progress import Progress, Silent
 from insitu.catalog.store import Record, Store, checked_name, verify, write_record
 from insitu.weights.catalogue import SHIPPED, CatalogEntry, read_catalogue
+from insitu.weights.errors import ModelFileError, UnsupportedModelError
+from insitu.weights.source import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,7 +129,7 @@ def _pull_locked(source: Source, name: str, store: Store, told: Progress) -> Pul
     try:
         _fetch(source, store.work(name), staging, told)
         record = _verified(source, name, staging, told)
-    except WrongDigestError:
+    except (BrokenModelError, WrongDigestError):
         shutil.rmtree(store.work(name), ignore_errors=True)
         raise
     except DownloadError as error:
@@ -188,7 +191,19 @@ def _verified(source: Source, name: str, folder: Path, told: Progress) -> Record
     _check_magic(weights)
     size_bytes, pinned = _pins(source)
     sha256 = verify(weights, size_bytes, pinned, told)
+    if pinned is None:
+        _require_whole(weights if file is not None else folder, _shown(source))
     return Record(name, _shown(source), file, weights.stat().st_size, sha256)
+
+
+def _require_whole(model: Path, source: str) -> None:
+    """Refuse what no digest vouches for and no reader opens, such as a file cut short."""
+    try:
+        open_source(model).close()
+    except UnsupportedModelError:
+        return  # sound, for all that is known; running it will say why not
+    except ModelFileError as error:
+        raise BrokenModelError(f"{source}: {error.where}: {error.message}") from error
 
 
 def _check_magic(path: Path) -> None:

@@ -153,7 +153,6 @@ _USER_ERRORS = (
     ("insitu.evaluate.errors", "EvaluateError"),
     ("insitu.server.address", "ListenError"),
     ("insitu.quantize.errors", "QuantizeError"),
-    ("insitu.server.run", "ListenError"),
 )
 
 

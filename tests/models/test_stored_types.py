@@ -21,7 +21,12 @@ from insitu.weights.source import open_source
 if TYPE_CHECKING:
     from pathlib import Path
 
-SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_layers": 1}
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_layers": 1,
+    "num_heads": 16,
+}
 LIMITS = Limits(16, 16, 1, 2, 2)
 
 

@@ -53,7 +53,9 @@ def safetensors(data: bytes) -> None:
 def tokenizer(data: bytes) -> None:
     """A tokenizer.json, read and used."""
     with contextlib.suppress(ModelFileError, Refusal):
-        vocabulary = read_vocabulary(Path("fuzz"), data, None, ("config.json", None))
+        vocabulary = read_vocabulary(
+            Path("fuzz"), {"tokenizer.json": data}.get, ("config.json", None)
+        )
         made = Tokenizer(vocabulary)
         made.encode("Hello, wörld <|x|> 123", add_special_tokens=True, parse_special=True)
 

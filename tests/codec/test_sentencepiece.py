@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from codec import tiny_sentencepiece as tiny
 from codec.tiny_sentencepiece import ID
+from codec.tiny_vocabulary import FakeSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.codec.detokenizer import Detokenizer
 from insitu.codec.piece_merger import PieceMerger
+from insitu.codec.tokenizer import Tokenizer, load_tokenizer
 from insitu.refusal import Refusal
 from insitu.weights.errors import ModelFileError
-
-if TYPE_CHECKING:
-    from insitu.codec.tokenizer import Tokenizer
 
 TOKENIZER = tiny.tiny_tokenizer()
 BARE = tiny.tiny_tokenizer(add_space_prefix=False)
@@ -140,6 +139,15 @@ def test_nobody_forges_a_marker(tokenizer: Tokenizer, marker: str) -> None:
     assert encode(marker, tokenizer, parse_special=True) == [ID[marker]]
     halves = [(marker[:2], True), (marker[2:], False), (marker[:2], False), (marker[2:], True)]
     assert ID[marker] not in tokenizer.encode_typed(halves)
+
+
+def test_markers_of_phi3_take_the_line_end_that_follows() -> None:
+    values = {**tiny.metadata_values(), "general.architecture": "phi3"}
+    tokenizer = load_tokenizer(FakeSource(values=values))  # type: ignore[arg-type]
+    marked = "<start_of_turn>\nhello<end_of_turn>\n"
+    ids = tokenizer.encode(marked, add_special_tokens=False, parse_special=True)
+    assert spelled(ids) == ["<start_of_turn>", "▁", "hello", "<end_of_turn>"]
+    assert len(encode(marked, parse_special=True)) > len(ids)
 
 
 def test_end_ids_hold_the_end_of_a_turn() -> None:

@@ -109,8 +109,8 @@ def _end_ids(
 def _eats_after(tokens: GGUFTokens, added: dict[str, int]) -> frozenset[str]:
     """Phi-3's markers take the line end that follows; GGUF has no key that says so."""
     architecture = tokens.metadata.string("general.architecture", "")
-    name = tokens.metadata.string("general.name", "") or ""
-    if architecture != "phi3" and not {"phi3", "phi-3"} & {name.lower()[:4], name.lower()[:5]}:
+    name = tokens.metadata.string("general.name", "")
+    if architecture != "phi3" and not name.lower().startswith(("phi3", "phi-3")):
         return frozenset()
     return frozenset(added) - {"<unk>", "<s>", "<|endoftext|>"}
 

@@ -83,11 +83,6 @@ class Tokenizer:
         return self._vocabulary.end_ids
 
     @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """What ``add_special_tokens`` puts before a text."""
-        return self._vocabulary.prefix_ids
-
-    @property
     def added_tokens(self) -> Mapping[str, int]:
         """Spelling to id of every marker: matched as a whole, in the template's text alone."""
         return self._vocabulary.added

@@ -67,6 +67,7 @@ def test_a_server_holds_what_its_plan_says(smollm2_path: Path) -> None:
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
             wanted = {"max_tokens": NUM_SAMPLED, "ignore_eos": True}
             list(pool.map(lambda prompt: server.complete(prompt, **wanted), prompts))
+            server.complete(prompts[0][:9], max_tokens=2, guided_choice=["A", "B"])
         watch.end()
         after_bytes = held_bytes(server.process.pid)
     most_bytes = max(watch.most_bytes, after_bytes)

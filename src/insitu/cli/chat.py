@@ -115,7 +115,8 @@ class Conversation:
             sampling=self._sampling,
         )
         try:
-            answer = run(self._generator, request, self._runner, _write)
+            think = _write_dim if self._is_terminal else _ignore
+            answer = run(self._generator, request, self._runner, _write, think)
         except Refusal as refusal:
             if not self._is_terminal:
                 raise
@@ -130,3 +131,12 @@ class Conversation:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _write_dim(text: str) -> None:
+    """What the model thinks, which is no part of its answer."""
+    _write(click.style(text, dim=True))
+
+
+def _ignore(_: str) -> None:
+    """Nothing but answers is written where nobody looks on."""

@@ -48,25 +48,38 @@ def run(
     request: Request,
     runner: asyncio.Runner,
     show: Callable[[str], None] = lambda _: None,
+    show_reasoning: Callable[[str], None] = lambda _: None,
 ) -> Answer:
     """Run a request to its end, showing text as it comes; Ctrl-C returns what there is."""
     answer = Answer()
     loop = runner.get_loop()
-    task = loop.create_task(_answer(generator, request, answer, show))
+    task = loop.create_task(_answer(generator, request, answer, (show, show_reasoning)))
     with _interrupt_cancels(loop, task), contextlib.suppress(asyncio.CancelledError):
         loop.run_until_complete(task)
     return answer
 
 
 async def _answer(
-    generator: Generator, request: Request, answer: Answer, show: Callable[[str], None]
+    generator: Generator,
+    request: Request,
+    answer: Answer,
+    shown: tuple[Callable[[str], None], Callable[[str], None]],
 ) -> None:
+    show, show_reasoning = shown
+    is_reasoning = False
     answer.prepared = await generator.prepare(request)
     deltas = generator.stream(answer.prepared, Caller())
     try:
         async for delta in deltas:
             answer.take(delta)
-            show(delta.content)
+            if delta.reasoning:
+                show_reasoning(delta.reasoning)
+                is_reasoning = True
+            if delta.content:
+                if is_reasoning:
+                    show_reasoning("\n\n")
+                    is_reasoning = False
+                show(delta.content)
     finally:
         close = getattr(deltas, "aclose", None)
         if close is not None:

@@ -37,6 +37,8 @@ DEFAULT_KV_TOKENS = 16 * 2048
 # less everything else in this plan), and what each further token of vocabulary takes.
 PYTHON_BYTES = 66 * 2**20
 PYTHON_BYTES_PER_TOKEN = 600
+# A vocabulary as grammars need it, made when the first one is asked for (measured: 290 to 360).
+GRAMMAR_BYTES_PER_TOKEN = 360
 # Buffers of one connection: a request body being read, a stream's queue.
 CONNECTION_BYTES = 64 * 2**10
 CONNECTIONS_PER_SEQUENCE = 4
@@ -332,6 +334,7 @@ class _Planner:
             PlanItem("logits", 0, sizes.logits_bytes),
             PlanItem("token masks", 0, self._mask_bytes()),
             PlanItem("scratch", 0, sizes.scratch_bytes),
+            PlanItem("grammars", 0, self.model.spec.vocab_size * GRAMMAR_BYTES_PER_TOKEN),
             PlanItem("Python", python_bytes, python_bytes),
             PlanItem("connections", 0, connections),
         )

@@ -288,7 +288,8 @@ class ModelCard:
     """What is served: names, the file's digest, and every setting that can change a bit.
 
     ``sampling_defaults``: what the model's file gives for the fields a request leaves out.
-    ``has_tools`` and ``has_reasoning``: its chat template's form of either is known here.
+    ``has_tools`` and ``has_reasoning``: its chat template's form of either is known here;
+    ``has_guides``: answers can be made to match a schema or a grammar.
     """
 
     name: str
@@ -304,6 +305,7 @@ class ModelCard:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     has_tools: bool = False
     has_reasoning: bool = False
+    has_guides: bool = False
 
 
 @dataclass(frozen=True, slots=True)

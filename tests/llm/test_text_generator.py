@@ -158,6 +158,7 @@ def test_describe_and_plan(generator: TextGenerator, random_path: Path) -> None:
     assert (card.name, card.aliases) == ("tiny", ("other",))
     assert card.digest.startswith("sha256:")
     assert card.has_chat_template
+    assert (card.has_tools, card.has_reasoning, card.has_guides) == (False, False, True)
     assert card.numeric_settings["kv_cache_dtype"] == "f16"
     planned = plan(random_path, threads=1)
     assert planned.digest == generator.describe().digest

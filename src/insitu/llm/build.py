@@ -101,9 +101,12 @@ def build(
         sampling_defaults=made.sampling_defaults,
         guiding=guiding_of(tokenizer, template, model.spec.vocab_size, answering),
     )
-    speech = preparer.guiding.speech
+    guiding = preparer.guiding
     card = replace(
-        card, has_tools=speech.format is not None, has_reasoning=speech.signs is not None
+        card,
+        has_tools=guiding.speech.format is not None,
+        has_reasoning=guiding.speech.signs is not None,
+        has_guides=guiding.grammars is not None,
     )
     has_prefix_cache = wanted.prefix_caching == "on"
     return TextGenerator(loop, preparer, lambda: card, made, has_prefix_cache=has_prefix_cache)

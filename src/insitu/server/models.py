@@ -92,6 +92,7 @@ def capabilities(card: ModelCard) -> dict[str, bool]:
         "streaming": True,
         "tools": card.has_tools,
         "reasoning": card.has_reasoning,
+        "structured_output": card.has_guides,
         "embeddings": False,
         "images": False,
         "audio": False,

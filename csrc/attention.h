@@ -42,12 +42,14 @@ template <class T>
 struct ChunkPages {
   const T* keys[kPages];
   const T* values[kPages];
-  const float* key_scales[kPages];    // int8 only
+  const float* key_scales[kPages];    // where is_scaled
   const float* value_scales[kPages];
   int num = 0;
+  bool is_scaled = false;             // int8 only
 
   void find(const KvLayer& kv, const KvChunk& at) {
     num = at.num_pages;
+    is_scaled = kv.type == KvType::I8;
     for (int p = 0; p < num; p++) {
       const int position = at.chunk * kChunkPositions + p * 16, offset = position % kv.block_size;
       const HeadBlock<T> head = head_block<T>(kv, at.block_table[position / kv.block_size], at.kv_head);
@@ -65,6 +67,7 @@ static void widen(const ChunkPages<typename E::type>& from, int first_page, int 
                   ChunkPages<float>& to) {
   const ptrdiff_t page = ptrdiff_t{16} * dim;
   to.num = from.num;
+  to.is_scaled = from.is_scaled;
   for (int p = first_page; p < from.num; p++, panel += 2 * page) {
     for (ptrdiff_t i = 0; i < page; i += 16) storeu(panel + i, E::load(from.keys[p] + i));
     for (ptrdiff_t i = 0; i < page; i += 16) storeu(panel + page + i, E::load(from.values[p] + i));
@@ -76,7 +79,7 @@ static void widen(const ChunkPages<typename E::type>& from, int first_page, int 
 }
 
 // A register tile over one chunk; row i keeps positions [first[i], last[i]) of it.
-template <class E, bool IsScaled, int Rows>
+template <class E, int Rows>
 struct ChunkKernel {
   using T = typename E::type;
   static constexpr int kLine = 64 / sizeof(T);       // elements
@@ -143,7 +146,7 @@ struct ChunkKernel {
   }
 
   void finish_scores(int i, int p, f32x16 s) {
-    if (IsScaled) s = mul(s, loadu(pages.key_scales[p]));
+    if (pages.is_scaled) s = mul(s, loadu(pages.key_scales[p]));
     if (soft_cap > 0) s = mul(tanh(mul(s, broadcast(1.0f / soft_cap))), broadcast(soft_cap));
     storeu(scores + i * kChunkPositions + p * 16, keep(i, p, s, broadcast(-__builtin_inff())));
   }
@@ -165,7 +168,7 @@ struct ChunkKernel {
     for (int p = first_page; p < num_pages; p++) {
       const f32x16 e = keep(i, p, exp(sub(loadu(s + p * 16), m)), zero);
       sum = add(sum, e);
-      storeu(s + p * 16, IsScaled ? mul(e, loadu(pages.value_scales[p])) : e);
+      storeu(s + p * 16, pages.is_scaled ? mul(e, loadu(pages.value_scales[p])) : e);
     }
     out[0] = maximum;
     out[1] = reduce_add(sum);
@@ -217,9 +220,10 @@ struct ChunkKernel {
       int begin = shared_first - p * 16, end = shared_last - p * 16;
       begin = begin < 0 ? 0 : begin > 16 ? 16 : begin;
       end = end < begin ? begin : end > 16 ? 16 : end;
-      weigh_edge<Vectors>(p, d, 0, begin, acc);
-      weigh_page<Vectors>(p, d, begin, end, acc);
-      weigh_edge<Vectors>(p, d, end, 16, acc);
+      for (int edge = 0; edge < 2; edge++) {  // a loop, for the compiler's sake: one copy of what is rare
+        weigh_edge<Vectors>(p, d, edge ? end : 0, edge ? 16 : begin, acc);
+        if (!edge) weigh_page<Vectors>(p, d, begin, end, acc);
+      }
     }
     for (int i = 0; i < Rows; i++)
       for (int j = 0; j < Vectors; j++) storeu(out + i * (kPartialHeader + dim) + d + 16 * j, acc[i][j]);
@@ -271,10 +275,10 @@ struct ChunkRun {
   float* out;
   bool is_folded;
 
-  template <class E, bool IsScaled, int Rows>
+  template <class E, int Rows>
   void rows(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int row) const {
     const ptrdiff_t stride = kPartialHeader + tile.kv.head_dim;
-    ChunkKernel<E, IsScaled, Rows> kernel{pages, ahead, tile.kv.head_dim, tile.soft_cap,
+    ChunkKernel<E, Rows> kernel{pages, ahead, tile.kv.head_dim, tile.soft_cap,
                                           scaled + static_cast<ptrdiff_t>(row) * tile.kv.head_dim, scores, {}, {}};
     kernel.set_rows(tile, row, chunk);
     if (kernel.num_pages == 0) return;  // wholly masked
@@ -284,43 +288,43 @@ struct ChunkRun {
       if (kernel.first[i] < kernel.last[i]) fold_chunk(out + (row + i) * stride, partials + i * stride, tile.kv.head_dim);
   }
 
-  template <class E, bool IsScaled>
+  template <class E>
   void all(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int largest) const {
     ChunkPages<typename E::type> nothing;
     const int n = tile.num_rows, tiles = (n + largest - 1) / largest;
     for (int t = 0; t < tiles; t++) {
       const int row = n * t / tiles;
-      some<E, IsScaled>(pages, t == 0 ? ahead : nothing, row, n * (t + 1) / tiles - row);
+      some<E>(pages, t == 0 ? ahead : nothing, row, n * (t + 1) / tiles - row);
     }
   }
 
-  template <class E, bool IsScaled>
+  template <class E>
   void some(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int row,
             int num_rows) const {
     switch (num_rows) {
       case 1:
-        return rows<E, IsScaled, 1>(pages, ahead, row);
+        return rows<E, 1>(pages, ahead, row);
       case 2:
-        return rows<E, IsScaled, 2>(pages, ahead, row);
+        return rows<E, 2>(pages, ahead, row);
       case 3:
-        return rows<E, IsScaled, 3>(pages, ahead, row);
+        return rows<E, 3>(pages, ahead, row);
 #if defined(__AVX512F__)
       case 4:
-        return rows<E, IsScaled, 4>(pages, ahead, row);
+        return rows<E, 4>(pages, ahead, row);
       case 5:
-        return rows<E, IsScaled, 5>(pages, ahead, row);
+        return rows<E, 5>(pages, ahead, row);
       case 6:
-        return rows<E, IsScaled, 6>(pages, ahead, row);
+        return rows<E, 6>(pages, ahead, row);
       case 7:
-        return rows<E, IsScaled, 7>(pages, ahead, row);
+        return rows<E, 7>(pages, ahead, row);
       case 8:
-        return rows<E, IsScaled, 8>(pages, ahead, row);
+        return rows<E, 8>(pages, ahead, row);
 #endif
     }
   }
 };
 
-template <class E, bool IsScaled>
+template <class E>
 static void attend_as(const AttentionTile& tile, int first, int last, float* out, ptrdiff_t chunk_stride,
                       float* scratch) {
   using T = typename E::type;
@@ -348,12 +352,12 @@ static void attend_as(const AttentionTile& tile, int first, int last, float* out
     ahead.find(tile.kv, chunk + 1 < last ? at(chunk + 1) : tile.next);
     const ChunkRun run{tile, chunk, scaled, scores, partials, out + (chunk - first) * chunk_stride, chunk_stride == 0};
     if (tile.num_rows < kWidenedRows) {
-      run.template all<E, IsScaled>(pages, ahead, tile.num_rows <= kLargestTile ? kLargestTile : kRegisterTile);
+      run.template all<E>(pages, ahead, tile.num_rows <= kLargestTile ? kLargestTile : kRegisterTile);
       continue;
     }
     ChunkPages<float> widened;
     widen<E>(pages, clamp_to_chunk(first_key - chunk * kChunkPositions) / 16, dim, panel, widened);
-    run.template all<F32Element, IsScaled>(widened, ChunkPages<float>{}, kRegisterTile);
+    run.template all<F32Element>(widened, ChunkPages<float>{}, kRegisterTile);
   }
 }
 
@@ -361,13 +365,13 @@ static void attend_chunks(const AttentionTile& tile, int first, int last, float*
                           float* scratch) {
   switch (tile.kv.type) {
     case KvType::F32:
-      return attend_as<F32Element, false>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<F32Element>(tile, first, last, out, chunk_stride, scratch);
     case KvType::F16:
-      return attend_as<F16Element, false>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<F16Element>(tile, first, last, out, chunk_stride, scratch);
     case KvType::BF16:
-      return attend_as<BF16Element, false>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<BF16Element>(tile, first, last, out, chunk_stride, scratch);
     case KvType::I8:
-      return attend_as<I8Element, true>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<I8Element>(tile, first, last, out, chunk_stride, scratch);
   }
 }
 

@@ -306,6 +306,21 @@ static void add_rows(int rows, BlockType type, const Panel& p, int groups, const
   }
 }
 
+// Rows of the output, and of what is added to it, lie far apart: they are fetched while their sums are made.
+static void prefetch_outputs(RowTile t, const Output& y) {
+  const Epilogue& e = *y.epilogue;
+  for (int row = t.first; row < t.first + t.rows; row++)
+    for (int half = 0; half < 2; half++) {
+      __builtin_prefetch(y.out + row * y.stride + y.first_output + 16 * half, 1);
+      if (e.residual) __builtin_prefetch(e.residual + row * e.residual_stride + y.first_output + 16 * half);
+    }
+}
+
+static void finish_rows(RowTile t, const float (*sums)[kBlockOutputs], const Output& y) {
+  for (int r = 0; r < t.rows; r++)
+    for (int half = 0; half < 2; half++) finish(fload(sums[r] + 16 * half), 16 * half, t.first + r, y);
+}
+
 __attribute__((noinline)) static void multiply_wide(const PackedSegment& w, const uint8_t* block, const Activations& x,
                                                     const Output& y) {
   Panel panel;
@@ -329,14 +344,11 @@ __attribute__((noinline)) static void multiply_wide(const PackedSegment& w, cons
         }
         const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, group) +
                            static_cast<size_t>(first) * tile.rows * record;
+        const bool is_last = k0 + kPanelInputs >= w.k;
+        if (is_last) prefetch_outputs(tile, y);
         add_rows(tile.rows, w.type, panel, groups, a, {next + 64 * t, ptrdiff_t{64} * tiles, lines}, sums[t - t0]);
+        if (is_last) finish_rows(tile, sums[t - t0], y);
       }
-    }
-    for (int t = t0; t < t1; t++) {
-      const RowTile tile = row_tile(x.num_rows, t);
-      for (int r = 0; r < tile.rows; r++)
-        for (int half = 0; half < 2; half++)
-          finish(fload(sums[t - t0][r] + 16 * half), 16 * half, tile.first + r, y);
     }
   }
   _tile_release();

@@ -61,12 +61,16 @@ static inline GroupScale group_scale(const float* x, int group) {
   return {scale, is_finite ? inverse : 0.0f};
 }
 
-// Sixteen inputs; returns their integer sum. |x * inverse| <= 127 (1 + 2^-23): no clamp is needed.
-static inline int32_t quantize_16(const float* x, float inverse, int8_t* q) {
+// Sixteen inputs, whose integers it returns. |x * inverse| <= 127 (1 + 2^-23): no clamp is needed.
+static inline i32x16 quantize_lanes(const float* x, float inverse, int8_t* q) {
   // Inf * 0 and NaN * 0 become INT32_MIN: take zero instead.
   const i32x16 integers = inverse > 0 ? to_int(mul(loadu(x), broadcast(inverse))) : ibroadcast(0);
   store_i8(q, integers);
-  return ireduce_add(integers);
+  return integers;
+}
+
+static inline int32_t quantize_16(const float* x, float inverse, int8_t* q) {
+  return ireduce_add(quantize_lanes(x, inverse, q));
 }
 
 template <class T>
@@ -76,8 +80,8 @@ static void quantize_row_32(const float* x, int k, int row, int rows, uint8_t* o
   for (int g = 0; g < k / 32; g++, x += 32, out += static_cast<size_t>(rows) * kRecord32) {
     const GroupScale s = group_scale(x, 32);
     int8_t* q = reinterpret_cast<int8_t*>(out + 32 * row);
-    int32_t sum = quantize_16(x, s.inverse, q);
-    sum += quantize_16(x + 16, s.inverse, q + 16);
+    const i32x16 first = quantize_lanes(x, s.inverse, q);
+    const int32_t sum = ireduce_add(iadd(first, quantize_lanes(x + 16, s.inverse, q + 16)));
     uint8_t* tail = out + 32 * rows + 4 * row;
     put(tail, s.scale);
     put(tail + 4 * rows, -8 * sum);

@@ -1,6 +1,6 @@
 // What a matmul reaches of this machine: GB/s against reading the same bytes, GOPS against the integer peak.
-// Every round reads the bytes raw, multiplies, and runs the register loop, so that all three saw the same
-// machine; printed are medians over rounds of the two ratios, and the best absolute figure.
+// Every round reads as many bytes raw, multiplies, and runs the register loop, so that all three saw the same
+// machine; with one thread in its own processor time. Printed are medians over rounds of the two ratios, and the best absolute figure.
 // Build and run: benchmarks/native/run matmul --types Q4_0,Q4_1 --rows 1,8,512 --shape 8960x1536
 #include <cstdio>
 
@@ -13,6 +13,7 @@ using namespace insitu;
 namespace {
 
 struct Named { BlockType type; const char* name; int group; };
+constexpr double kPeakSeconds = 0.002;  // of a round
 constexpr Named kTypes[] = {{BlockType::Q4_0, "Q4_0", 32},  {BlockType::Q4_1, "Q4_1", 32},  {BlockType::Q5_0, "Q5_0", 32},
                             {BlockType::Q8_0, "Q8_0", 32},  {BlockType::Q4_K, "Q4_K", 256}, {BlockType::Q6_K, "Q6_K", 256},
                             {BlockType::F16, "F16", 0},     {BlockType::BF16, "BF16", 0},   {BlockType::F32, "F32", 0}};
@@ -39,7 +40,8 @@ struct Matrix {
   size_t bytes() const { return block_bytes * num_blocks; }
 };
 
-void measure(const Options& o, const KernelTable& table, Crew& crew, const Matrix& w, int rows) {
+void measure(const Options& o, const KernelTable& table, ThreadPool& pool, const ReadBuffer& other, const Matrix& w,
+             int rows) {
   const int group = w.type.group;
   Buffer x(size_t{4} * rows * w.k), y(size_t{4} * rows * w.n), q(table.quantized_bytes(rows, w.k, group ? group : 32));
   fill_floats(x, size_t(rows) * w.k);
@@ -55,19 +57,14 @@ void measure(const Options& o, const KernelTable& table, Crew& crew, const Matri
         table.matmul_block(s, int(b), a, Epilogue{}, y.floats(), w.n);
     }
   };
-  const auto read = [&](int part, int parts) {
-    const size_t bytes = w.bytes() * w.copies / 256 * 256;
-    read_bytes(w.data.at(bytes / 256 * part / parts * 256), w.data.at(bytes / 256 * (part + 1) / parts * 256));
-  };
-  constexpr long kPeakSteps = 50000;
+  const Clock clock(pool.num_threads());
   std::vector<double> gbps, gops, of_read, of_peak, peaks, reads;
   for (int round = 0; round < o.rounds; round++) {
-    const double raw = crew.seconds(read), took = crew.seconds(multiply);
-    const double peak = crew.seconds([](int, int) { integer_peak(kPeakSteps); });
+    const double raw = read_seconds(pool, clock, other, round, w.bytes() * w.copies), took = seconds(pool, clock, multiply);
     gbps.push_back(1e-9 * w.bytes() * copies / took);
     gops.push_back(2e-9 * rows * w.n * double(w.k) * copies / took);
     reads.push_back(1e-9 * w.bytes() * w.copies / raw);
-    peaks.push_back(1e-9 * integer_peak_ops(kPeakSteps) * crew.size() / peak);
+    peaks.push_back(1e-9 * peak_ops_per_second(pool, table.name, Peak::Int8, kPeakSeconds));
     of_read.push_back(gbps.back() / reads.back());
     of_peak.push_back(gops.back() / peaks.back());
   }
@@ -91,17 +88,15 @@ int main(int argc, char** argv) {
     else if (key == "--shape") o.n = std::stoi(value), o.k = std::stoi(value.substr(value.find('x') + 1));
     else return std::fprintf(stderr, "matmul: no option %s\n", key.c_str()), 2;
   }
-  const KernelTable* table = kernel_table(o.isa.c_str());
-  if (o.isa.empty())
-    for (const char* isa : {"avx2", "avx2vnni", "avx512base", "avx512vnni", "avx512amx"})
-      if (const KernelTable* better = kernel_table(isa)) table = better;
+  const KernelTable* table = best_table(o.isa.c_str());
   if (!table) return std::fprintf(stderr, "matmul: %s cannot run here\n", o.isa.c_str()), 2;
-  Crew crew(o.threads);
+  ThreadPool pool(o.threads);
   std::printf("%s, %d x %d, %d threads, %d rounds\n", table->name, o.n, o.k, o.threads, o.rounds);
   for (const std::string& name : split(o.types))
     for (const Named& type : kTypes) {
       if (name != type.name) continue;
       const Matrix w(type, o.n, o.k, o.cold_mb << 20);
-      for (const std::string& rows : split(o.rows)) measure(o, *table, crew, w, std::stoi(rows));
+      const ReadBuffer other(pool, std::max(size_t{256} << 20, 2 * w.bytes() * w.copies));
+      for (const std::string& rows : split(o.rows)) measure(o, *table, pool, other, w, std::stoi(rows));
     }
 }

@@ -1,20 +1,17 @@
-// What the native benchmarks share: a crew of spinning threads, raw reads, the register-only integer peak.
+// What the native benchmarks share: data, clocks, and reads to set beside what is measured (ceilings.h).
 // Not here: anything a served model uses. Always true: a figure is taken beside its ceilings, never alone.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
-#include <functional>
+#include <ctime>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "ceilings.h"
+#include "kernels.h"
 #include "memory.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "threads.h"
 
 namespace insitu {
 
@@ -54,90 +51,57 @@ inline std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
+// The named table, or the best this machine can run.
+inline const KernelTable* best_table(const char* isa) {
+  if (isa && *isa) return kernel_table(isa);
+  const KernelTable* best = kernel_table("generic");
+  for (const char* better : {"neon", "neon-dotprod", "avx2", "avx2vnni", "avx512base", "avx512vnni", "avx512amx"})
+    if (const KernelTable* table = kernel_table(better)) best = table;
+  return best;
+}
+
 inline double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
 }
+// The first tenth: what disturbs a measurement only ever adds to it.
+inline double decile(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 10];
+}
 inline double most(const std::vector<double>& v) { return *std::max_element(v.begin(), v.end()); }
 
-// Threads that spin between phases: a measurement pays no wake-up.
-class Crew {
+// With one thread its own processor time, which other work on the machine does not add to.
+class Clock {
  public:
-  explicit Crew(int size) : size_(size) {
-    for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { work(i); });
-  }
-  ~Crew() {
-    is_closing_ = true;
-    for (auto& t : threads_) t.join();
-  }
-  int size() const { return size_; }
-
-  double seconds(const std::function<void(int, int)>& body) {
-    body_ = &body;
-    num_done_ = 0;
-    const auto start = std::chrono::steady_clock::now();
-    generation_++;
-    body(0, size_);
-    while (num_done_.load(std::memory_order_acquire) < size_ - 1) {
-    }
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  explicit Clock(int num_threads) : is_processor_time_(num_threads == 1) {}
+  double now() const {
+    timespec t;
+    if (is_processor_time_ && clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0)
+      return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
  private:
-  void work(int part) {
-    for (int seen = 0; !is_closing_;) {
-      if (generation_.load(std::memory_order_acquire) == seen) continue;
-      seen++;
-      (*body_)(part, size_);
-      num_done_++;
-    }
-  }
-
-  int size_;
-  const std::function<void(int, int)>* body_ = nullptr;
-  std::atomic<int> generation_{0}, num_done_{0};
-  std::atomic<bool> is_closing_{false};
-  std::vector<std::thread> threads_;
+  bool is_processor_time_;
 };
 
-#if defined(__x86_64__)
-
-__attribute__((target("avx2"), noinline)) inline void read_bytes(const uint8_t* at, const uint8_t* end) {
-  __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
-  for (; at < end; at += 128) {
-    const __m256i* line = reinterpret_cast<const __m256i*>(at);
-    a = _mm256_or_si256(a, _mm256_loadu_si256(line));
-    b = _mm256_or_si256(b, _mm256_loadu_si256(line + 1));
-    c = _mm256_or_si256(c, _mm256_loadu_si256(line + 2));
-    d = _mm256_or_si256(d, _mm256_loadu_si256(line + 3));
-  }
-  const __m256i all = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
-  asm volatile("" ::"x"(all));
+// Seconds that body(part, parts) takes, one part a thread; all of them are awake when it begins.
+template <class Body>
+double seconds(ThreadPool& pool, const Clock& clock, Body&& body) {
+  const int parts = pool.num_threads();
+  pool.run(parts, [](int, int) {});
+  const double start = clock.now();
+  pool.run(parts, [&](int part, int) { body(part, parts); });
+  return clock.now() - start;
 }
 
-// Twelve independent chains of byte dot products: 12 x 128 operations a step with VNNI, else 12 x 32 (madd).
-__attribute__((target("avx512f,avx512bw,avx512vnni"), noinline)) inline void integer_peak_vnni(long steps) {
-  __m512i a[12];
-  for (auto& x : a) x = _mm512_setzero_si512();
-  __m512i u = _mm512_set1_epi8(1);
-  asm volatile("" : "+v"(u));
-  for (long i = 0; i < steps; i++)
-    for (auto& x : a) asm volatile("vpdpbusd %1, %1, %0" : "+v"(x) : "v"(u));
+// Seconds to read `num_bytes`, in turn from all over the buffer: caches are cold.
+inline double read_seconds(ThreadPool& pool, const Clock& clock, const ReadBuffer& buffer, size_t turn, size_t num_bytes) {
+  const size_t first = turn % (buffer.size() / num_bytes) * num_bytes / 64 * 64;
+  const double start = clock.now();
+  buffer.read_seconds(pool, first, num_bytes);
+  return clock.now() - start;
 }
-__attribute__((target("avx2"), noinline)) inline void integer_peak_avx2(long steps) {
-  __m256i a[12];
-  for (auto& x : a) x = _mm256_setzero_si256();
-  __m256i u = _mm256_set1_epi8(1);
-  asm volatile("" : "+x"(u));
-  for (long i = 0; i < steps; i++)
-    for (auto& x : a) asm volatile("vpmaddubsw %1, %1, %0" : "=x"(x) : "x"(u));
-}
-inline bool has_vnni() { return __builtin_cpu_supports("avx512vnni"); }
-inline void integer_peak(long steps) { has_vnni() ? integer_peak_vnni(steps) : integer_peak_avx2(steps); }
-inline double integer_peak_ops(long steps) { return 12.0 * steps * (has_vnni() ? 128 : 64); }
-
-#else
-#error "the native benchmarks know the ceilings of x86-64 only"
-#endif
 
 }  // namespace insitu

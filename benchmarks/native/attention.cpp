@@ -2,16 +2,12 @@
 //
 //     attention [decode|quick|l2|cache|prefill|all] [threads] [dtype] [block_size] [tokens]
 //
-// Build: as the programs of tests/csrc, with -march=native (the raw read and the FMA peak are this
-// machine's). `cache`: KV in the last-level cache; `l2`: in the second, and nothing but arithmetic counts.
+// Build and run: benchmarks/native/run attention quick 1. `cache`: KV in the last-level cache; `l2`: in the second, and nothing but arithmetic counts.
 //
 // Each figure is a first decile; a raw read of as many bytes (another buffer) runs between any two steps, so
 // that caches are cold for both. The steps are whole Executor steps of a program that is nothing but
 // attention: embedding, `layers` times attention, a row of output. Not here: correctness (tests).
-#include <immintrin.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,65 +16,20 @@
 #include <string>
 #include <vector>
 
+#include "measure.h"
 #include "program.h"
 
 using namespace insitu;
 
 namespace {
 
-// With one thread its own CPU time, so that what else runs here is left out.
-bool is_cpu_time = false;
-double now_s() {
-  timespec t;
-  if (is_cpu_time && clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0) return t.tv_sec + 1e-9 * t.tv_nsec;
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// The first decile: what disturbs a measurement only ever adds to it.
-double decile(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 10];
-}
-
 struct Heads { const char* name; int num_heads, num_kv_heads, head_dim; };
 constexpr Heads kModels[] = {{"D64 3x3", 9, 3, 64}, {"D128 2x6", 12, 2, 128}, {"D128 8x4", 32, 8, 128}};
-
-// Reads every byte with wide loads, nothing else.
-void read_all(const uint8_t* p, size_t bytes) {
-  __m512i a = {}, b = {}, c = {}, d = {};
-  for (size_t i = 0; i + 256 <= bytes; i += 256) {
-    a = _mm512_xor_si512(a, _mm512_load_si512(p + i));
-    b = _mm512_xor_si512(b, _mm512_load_si512(p + i + 64));
-    c = _mm512_xor_si512(c, _mm512_load_si512(p + i + 128));
-    d = _mm512_xor_si512(d, _mm512_load_si512(p + i + 192));
-  }
-  asm volatile("" ::"v"(_mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d))));
-}
-
-double fma_gflops(ThreadPool& pool) {
-  constexpr int kRounds = 1'000'000;
-  std::vector<double> times;
-  for (int repeat = 0; repeat < 5; repeat++) {
-    const double start = now_s();
-    pool.run(pool.num_threads(), [](int, int) {
-      __m512 acc[16], x = _mm512_set1_ps(0.999f);
-      for (auto& a : acc) a = _mm512_set1_ps(1.0f);
-      for (int i = 0; i < kRounds; i++)
-#pragma GCC unroll 16
-        for (auto& a : acc) {
-          a = _mm512_fmadd_ps(a, x, x);
-          asm volatile("" : "+v"(a));
-        }
-    });
-    times.push_back(now_s() - start);
-  }
-  return 32.0 * 16 * kRounds * pool.num_threads() / decile(times) / 1e9;
-}
 
 class Bench {
  public:
   Bench(const Heads& heads, KvSpec kv, int num_seqs, int context, int pool_seqs, int threads, int num_tokens)
-      : heads_(heads), kv_(kv), num_seqs_(num_seqs), context_(context) {
+      : heads_(heads), kv_(kv), num_seqs_(num_seqs), context_(context), clock_(threads) {
     blocks_per_seq_ = (context + kv.block_size - 1) / kv.block_size;
     const int num_blocks = pool_seqs * blocks_per_seq_;
     limits_ = {std::max(num_tokens, 4096), 1, std::max(num_seqs, 128), num_blocks, blocks_per_seq_};
@@ -86,14 +37,8 @@ class Bench {
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), std::mt19937(5));
     const ProgramSpec spec = program();
-    executor_ = std::make_unique<Executor>(spec, kv_, limits_, threads, *table());
+    executor_ = std::make_unique<Executor>(spec, kv_, limits_, threads, *best_table(std::getenv("INSITU_ISA")));
     fill();
-  }
-
-  static const KernelTable* table() {
-    for (const char* isa : {std::getenv("INSITU_ISA") ? std::getenv("INSITU_ISA") : "", "avx512vnni", "avx512", "avx2"})
-      if (const KernelTable* t = kernel_table(isa)) return t;
-    return kernel_table("generic");
   }
 
   size_t kv_bytes() const {
@@ -185,14 +130,15 @@ class Bench {
     const Batch batch{static_cast<int>(ids.size()), static_cast<int>(lens.size()), 1, max_blocks, ids.data(),
                       positions.data(), slots.data(), tables.data(), starts.data(), lens.data(), &logit_row};
     std::vector<float> out(executor_->vocab_size());
-    const double start = now_s();
+    const double start = clock_.now();
     executor_->forward(batch, out.data());
-    return now_s() - start;
+    return clock_.now() - start;
   }
 
   Heads heads_;
   KvSpec kv_;
   int num_seqs_, context_, blocks_per_seq_;
+  Clock clock_;
   size_t next_ = 0;
   Limits limits_;
   std::vector<float> raw_;
@@ -214,21 +160,14 @@ void decode(const Heads& heads, int context, int num_seqs, int threads, const st
   ThreadPool pool(threads);
   Bench bench(heads, kv_of(heads, layers, block_size, dtype), num_seqs, context, rounds * num_seqs, threads, 1);
   const size_t bytes = bench.kv_bytes();
-  const Mapping other(std::max(bytes, size_t{512} << 20));
-  std::memset(other.data(), 1, other.size());
+  const ReadBuffer other(pool, std::max(2 * bytes, size_t{512} << 20));
+  const Clock clock(threads);
   std::vector<double> steps, reads;
-  const double end = now_s() + 1.0;
-  for (size_t i = 0; i < 10 || (now_s() < end && i < 200); i++) {
+  const double end = clock.now() + 1.0;
+  for (size_t i = 0; i < 10 || (clock.now() < end && i < 200); i++) {
     if (pool_bytes == 1) bench.step_s(1);
     steps.push_back(bench.step_s(1));
-    const size_t places = other.size() / bytes;
-    const Mapping* from = &other;
-    const size_t offset = i % places * bytes / 256 * 256;
-    const int items = 16 * threads;
-    const size_t part = bytes / items / 256 * 256;
-    const double start = now_s();
-    pool.run(items, [&](int item, int) { read_all(from->data() + offset + item * part, part); });
-    reads.push_back(now_s() - start);
+    reads.push_back(read_seconds(pool, clock, other, i, bytes));
   }
   const double step = decile(steps), read = decile(reads);
   std::printf("%-9s %-4s bs%-2d ctx %-6d batch %-2d %9.1f us/layer %6.1f GB/s, raw %6.1f, ratio %.2f, %6.1f GFLOP/s\n",
@@ -255,13 +194,12 @@ void prefill(const Heads& heads, int tokens, int threads, const std::string& dty
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
-  is_cpu_time = threads == 1;
   const std::string dtype = argc > 3 ? argv[3] : "f16";
   const int block_size = argc > 4 ? std::atoi(argv[4]) : 32;
-  {
-    ThreadPool pool(threads);
-    std::printf("FMA peak %.0f GFLOP/s\n", fma_gflops(pool));
-  }
+  ThreadPool pool(threads);
+  const KernelTable& table = *best_table(std::getenv("INSITU_ISA"));
+  const double peak = 1e-9 * peak_ops_per_second(pool, table.name, Peak::Float32, 0.2);
+  std::printf("%s, FMA peak %.0f GFLOP/s\n", table.name, peak);
   if (what == "decode" || what == "all")
     for (const Heads& heads : kModels)
       for (int context : {128, 1024, 4096, 32768}) {
@@ -274,12 +212,8 @@ int main(int argc, char** argv) {
     for (const Heads& heads : kModels) decode(heads, 512, 1, threads, dtype, block_size, 1);
   if (what == "cache" || what == "all")
     for (const Heads& heads : kModels) decode(heads, 512, 1, threads, dtype, block_size, 0);
-  if (what == "prefill" || what == "all") {
-    ThreadPool pool(threads);
-    const double peak = fma_gflops(pool);
-    std::printf("FMA peak %.0f GFLOP/s\n", peak);
+  if (what == "prefill" || what == "all")
     for (const Heads& heads : kModels)
       for (int tokens : {512, 2048})
         if (argc <= 5 || tokens == std::atoi(argv[5])) prefill(heads, tokens, threads, dtype, block_size, peak);
-  }
 }

@@ -11,21 +11,36 @@ namespace insitu::INSITU_NS {
 
 constexpr int kVectors = kBlockOutputs / kLanes;
 
-// Weights prefetched while earlier ones are multiplied. A load that waits keeps in the scheduler all that
-// depends on it, so that a format with more to do for a line has fewer lines under way; a prefetch keeps nothing.
+// The weights that come next, fetched into the second cache while the present ones are multiplied. A load that
+// waits keeps in the scheduler all that depends on it, so that a format with more to do for a line has fewer
+// lines under way; a prefetch keeps nothing. Lines are taken from four places in turn: a core's own prefetcher
+// follows a page each, and one page alone is less than memory can give.
 struct Ahead {
   const uint8_t* at;
-  ptrdiff_t stride;
-  int lines_per_group;  // of 32 inputs
-  bool is_near = false;  // into the first cache
+  ptrdiff_t stride;     // between streams
+  int stream, left, lines_per_group;
+
+  static constexpr int kStreams = 4;
+
+  // Part `part` of the lines of what begins at `next`, a few in each of `groups` groups.
+  static Ahead share(const uint8_t* next, int lines, int part, int parts, int groups) {
+    const ptrdiff_t stride = ptrdiff_t{64} * ((lines + kStreams - 1) / kStreams);
+    const int first = static_cast<int>(int64_t{lines} * part / parts);
+    const int count = static_cast<int>(int64_t{lines} * (part + 1) / parts) - first;
+    return {next + first % kStreams * stride + ptrdiff_t{64} * (first / kStreams), stride, first % kStreams, count,
+            (count + groups - 1) / groups};
+  }
+
   INSITU_INLINE void group() {
-    for (int i = 0; i < lines_per_group; i++, at += stride) {
-      if (is_near) __builtin_prefetch(at, 0, 3);
-      else __builtin_prefetch(at, 0, 2);
+    const int count = lines_per_group < left ? lines_per_group : left;
+    left -= count;
+    for (int i = 0; i < count; i++) {
+      __builtin_prefetch(at, 0, 2);
+      at += stride;
+      if (++stream == kStreams) stream = 0, at += 64 - kStreams * stride;
     }
   }
 };
-constexpr ptrdiff_t kNearBytes = 4096;
 
 template <int R>
 using Sums = fvec[R][kTogether];
@@ -327,7 +342,7 @@ __attribute__((noinline)) static void multiply_tile(const uint8_t* w, int k, int
     Codec::template run<R>(w, v0 * kLanes, k, inputs..., ahead, acc);
     INSITU_UNROLL for (int r = 0; r < R; r++)
       INSITU_UNROLL for (int v = 0; v < kTogether; v++) finish(acc[r][v], (v0 + v) * kLanes, first_row + r, y);
-    ahead.lines_per_group = 0;
+    ahead.left = 0;
   }
 }
 
@@ -382,14 +397,8 @@ static void matmul_block(const PackedSegment& w, int n_block, const Activations&
   if (x.group && is_wide(x.num_rows)) return multiply_wide(w, block, x, y);
   const int tiles = (x.num_rows + kRegisterRows - 1) / kRegisterRows;
   const int lines = static_cast<int>(w.block_bytes / 64), groups = (w.k + 31) / 32;
-  if (tiles <= 1) {
-    const Ahead ahead{block + kNearBytes, 64, (lines + groups - 1) / groups, true};
-    return multiply_one_tile(w, block, {0, x.num_rows}, x, ahead, y);
-  }
-  // The next n-block's lines are shared out over the tiles.
-  const int per_group = left > kBlockOutputs ? (lines + groups * tiles - 1) / (groups * tiles) : 0;
   for (int t = 0; t < tiles; t++) {
-    const Ahead ahead{block + w.block_bytes + 64 * t, ptrdiff_t{64} * tiles, per_group};
+    const Ahead ahead = Ahead::share(block + w.block_bytes, lines, t, tiles, groups);
     multiply_one_tile(w, block, near_equal(x.num_rows, tiles, t), x, ahead, y);
   }
 }

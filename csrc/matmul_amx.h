@@ -111,7 +111,7 @@ __attribute__((noinline)) static void add_groups_32(const Panel& p, int groups, 
       }
     }
     INSITU_UNROLL for (int r = 0; r < R; r++) fstore(sums[r] + 16 * half, acc[r]);
-    ahead.lines_per_group = 0;
+    ahead.left = 0;
   }
 }
 
@@ -335,7 +335,7 @@ __attribute__((noinline)) static void multiply_wide(const PackedSegment& w, cons
       for (int g = 0; g < groups; g++) unpack_group(w.type, block + (first + g) * group_bytes, panel, g);
       // What is unpacked next follows in memory, be it of the next n-block; its lines are shared out over tiles.
       const uint8_t* next = block + (first + groups) * group_bytes;
-      const int lines = static_cast<int>(group_bytes / 64 + tiles - 1) / tiles;
+      const int lines = static_cast<int>(groups * group_bytes / 64);
       for (int t = t0, configured = 0; t < t1; t++) {
         const RowTile tile = row_tile(x.num_rows, t);
         if (tile.rows != configured) {
@@ -346,7 +346,7 @@ __attribute__((noinline)) static void multiply_wide(const PackedSegment& w, cons
                            static_cast<size_t>(first) * tile.rows * record;
         const bool is_last = k0 + kPanelInputs >= w.k;
         if (is_last) prefetch_outputs(tile, y);
-        add_rows(tile.rows, w.type, panel, groups, a, {next + 64 * t, ptrdiff_t{64} * tiles, lines}, sums[t - t0]);
+        add_rows(tile.rows, w.type, panel, groups, a, Ahead::share(next, lines, t, tiles, groups), sums[t - t0]);
         if (is_last) finish_rows(tile, sums[t - t0], y);
       }
     }

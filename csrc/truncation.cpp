@@ -17,14 +17,31 @@ float as_float(double x) {
 
 Band from_start_to(const RowView& row, int32_t id) { return {kInfinity, 0, row.logits[id], id}; }
 
-// To the first of these tokens, in order, at which `mass` has grown to `wanted`; else to the last.
+// To the first of these tokens, in order, at which `mass` has grown to `wanted`; else to the last. Halves
+// that lie wholly before or behind it are never sorted.
 Band end_of_mass(const RowView& row, const Tempering& t, const Candidates& kept, uint64_t mass, double wanted) {
-  std::sort(kept.ids, kept.ids + kept.num, order_by(row.logits));
-  for (int i = 0; i < kept.num; i++) {
-    mass += row.table.token_mass(row.logits[kept.ids[i]], t);
-    if (static_cast<double>(mass) >= wanted) return from_start_to(row, kept.ids[i]);
+  constexpr int kFew = 64;
+  const auto is_before = order_by(row.logits);
+  const auto mass_of = [&](int32_t id) { return row.table.token_mass(row.logits[id], t); };
+  int32_t *first = kept.ids, *last = kept.ids + kept.num;
+  while (last - first > kFew) {
+    int32_t* const middle = first + (last - first) / 2;
+    std::nth_element(first, middle, last, is_before);
+    uint64_t half = 0;
+    for (const int32_t* id = first; id < middle; id++) half += mass_of(*id);
+    if (static_cast<double>(mass + half) >= wanted) {
+      last = middle;
+    } else {
+      mass += half;
+      first = middle;
+    }
   }
-  return from_start_to(row, kept.ids[kept.num - 1]);
+  std::sort(first, last, is_before);
+  for (const int32_t* id = first; id < last; id++) {
+    mass += mass_of(*id);
+    if (static_cast<double>(mass) >= wanted) return from_start_to(row, *id);
+  }
+  return from_start_to(row, last[-1]);
 }
 
 // A list of tokens, most likely first, and the part of it that is left.
@@ -198,7 +215,7 @@ Band band_of_top_p(const RowView& row, const Tempering& t, const uint64_t* by_de
   Candidates kept = gather(row, depth == kMassDepths - 1 ? kImpossible : as_float(least), as_float(most));
   const auto is_kept = [&](int32_t id) {
     return row.table.token_depth(row.logits[id], t) == depth &&
-           row.table.token_probability(row.logits[id], t) >= t.min_p;
+           (t.min_p == 0 || row.table.token_probability(row.logits[id], t) >= t.min_p);
   };
   kept.num = static_cast<int>(std::partition(kept.ids, kept.ids + kept.num, is_kept) - kept.ids);
   return end_of_mass(row, t, kept, before, wanted);

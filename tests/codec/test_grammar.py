@@ -154,6 +154,10 @@ BAD: list[tuple[GuideKind, Any]] = [
     ("json_schema", False),
     ("json_schema", {"type": "array", "uniqueItems": True}),
     ("json_schema", {"$ref": "https://example.org/schema"}),
+    (
+        "json_schema",
+        {"allOf": [{"$ref": "b"}], "$defs": {"a": {"$id": "b", "type": "string"}}},
+    ),
     ("regex", "("),
     ("lark", "start: foo"),
     ("lark", "nothing"),

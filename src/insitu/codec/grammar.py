@@ -205,7 +205,22 @@ def schema_of(guide: Guide) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, dict):
         raise _refused(guide, "is not a JSON schema: an object is wanted")
+    if _rebases(schema):
+        raise _refused(guide, "has a $id inside, by which a $ref may mean something else")
     return {**schema, "x-guidance": JSON_OPTIONS}
+
+
+def _rebases(schema: dict[str, Any]) -> bool:
+    """Whether references may have to be read from another base than the schema's own."""
+    has_base = has_path = False
+    level: list[Any] = list(schema.values())
+    while level:
+        objects = [one for one in level if isinstance(one, dict)]
+        has_base |= any(isinstance(one.get("$id"), str) for one in objects)
+        places = [one.get("$ref") for one in (schema, *objects)]
+        has_path |= any(isinstance(one, str) and not one.startswith("#") for one in places)
+        level = [below for one in level for below in _below(one)]
+    return has_base and has_path
 
 
 def _regex(guide: Guide) -> str:

@@ -3,7 +3,7 @@
     python benchmarks/load.py smollm2-135m --concurrency 1,4,8,16,32
     python benchmarks/load.py MODEL.gguf --concurrency 16 --peer venv-llama/bin/python
 
-In one run: ``insitu bench native`` (caches warm) gives prefill and decode rates, ``insitu serve`` is
+In one run ``insitu bench native`` (caches warm) gives prefill and decode rates, ``insitu serve`` is
 started, ``insitu bench serve`` loads it. With ``prompt`` tokens in and ``output`` tokens out,
 
     ideal = output / (prompt / prefill rate + output / decode rate)
@@ -89,8 +89,9 @@ def peer_server(options: argparse.Namespace) -> Iterator[str]:
     """llama-cpp-python's server with the same file; its address."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
-    command = [options.peer, "-m", "llama_cpp.server", "--model", options.model]
+    command = [options.peer, "-P", "-m", "llama_cpp.server", "--model", options.model]
     command += ["--port", str(port), "--n_ctx", "2048", "--model_alias", "model"]
+    command += ["--interrupt_requests", "False"]  # a request waits for the one before it
     if options.threads:
         command += ["--n_threads", str(options.threads), "--n_threads_batch", str(options.threads)]
     quiet = subprocess.DEVNULL
@@ -112,10 +113,12 @@ def peer_server(options: argparse.Namespace) -> Iterator[str]:
         process.wait()
 
 
-def row(clients: int, found: Any, ideal: float | None) -> str:
+def row(clients: int, found: Any, output: int, ideal: float | None) -> str:
     """One line of the table."""
     ttft, itl = found["ttft_s"], found["itl_s"]
-    rate = found["output_tokens_per_s"]
+    # Of a server that tells no usage in a stream every answer counts as whole.
+    whole = found["finished"] * output / found["wall_s"]
+    rate = found["output_tokens_per_s"] or whole
     share = f"{rate / ideal:8.0%}" if ideal else " " * 8
     cells = [ttft["p50"], ttft["p95"], itl["p50"], itl["p99"], itl["p99.9"]]
     return (
@@ -151,12 +154,14 @@ def main() -> None:
         for one in clients:
             rate = decode[min(one, MAX_BATCH)]
             ideal = options.output / (options.prompt / prefill + options.output / rate)
-            say(row(one, load(options, url, one, "default"), ideal))
+            found = load(options, url, one, "default")
+            say(row(one, found, options.output, ideal))
     if options.peer:
         say("llama-cpp-python's server:")
         with peer_server(options) as url:
             for one in clients:
-                say(row(one, load(options, url, one, "model"), None))
+                found = load(options, url, one, "model")
+                say(row(one, found, options.output, None))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 32
 BUDGET = 6
+MIN_TOKENS = 12
 AGE = {
     "type": "object",
     "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -49,6 +50,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "logprobs": {"sampling": {"logprobs": 2}},
     "seed": {"sampling": {"seed": 11}},
     "greedy": {"sampling": {"temperature": 0.0}},
+    "penalties": {
+        "sampling": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "dry_multiplier": 0.8}
+    },
+    "min_tokens": {"sampling": {"min_tokens": MIN_TOKENS}},
+    "bias": {"sampling": {"logit_bias": {101: -100.0, 97: 2.0}}},
     "truncation": {"sampling": {"top_k": 40, "top_p": 0.9, "min_p": 0.01}},
     "grammar": {"guide": Guide("json_schema", AGE)},
     "tools": {"tools": TOOLS, "tool_choice": ToolChoice("required")},
@@ -79,6 +85,9 @@ TRIPLES = [
     ("stop", "reasoning", "budget"),
     ("stop", "grammar", "reasoning"),
     ("one call", "reasoning", "logprobs"),
+    ("penalties", "n", "logprobs"),
+    ("penalties", "grammar", "budget"),
+    ("min_tokens", "stop", "n"),
 ]
 
 
@@ -215,6 +224,8 @@ def check(names: tuple[str, ...], request: Request, one: Said) -> None:
         assert one.end is not ReasoningFinish.BUDGET
     for stop in sampling.stop:
         assert stop not in one.content
+    if "min_tokens" in has and not has & {"stop", "grammar", "tools"}:
+        assert one.num_tokens >= MIN_TOKENS  # a stop string or a whole form may end it before
     if not has & {"tools", "one call"}:
         assert one.calls == ()
     check_form(names, one)

@@ -9,7 +9,7 @@ for in content alone, and only within what is not interrupted by a call.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -70,6 +70,7 @@ class AnswerText:
         self._tokens: deque[_Token] = deque()
         self._parts: deque[Part] = deque()  # not released yet
         self._starts: list[int] = []  # of every token
+        self._ends: list[int] = []
         self._num_chars = 0
         self._stopped: StopMatch | None = None
 
@@ -90,11 +91,15 @@ class AnswerText:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens that begin between the signs of reasoning."""
+        """Tokens whose text lies between the signs of reasoning.
+
+        A token that begins the closing sign is none, though it may show a character that was cut.
+        """
         if self._span.start is None:
             return 0
         end = self._num_chars if self._span.end is None else self._span.end
-        return bisect_left(self._starts, end) - bisect_left(self._starts, self._span.start)
+        num_before = bisect_left(self._starts, self._span.start)
+        return max(0, bisect_right(self._ends, end) - num_before)
 
     def push(self, token_id: int) -> list[Released]:
         """Take the next token; give those whose text is now certain. Nothing after a stop."""
@@ -127,6 +132,7 @@ class AnswerText:
             start = self._num_chars
             self._num_chars += len(one.text)
             self._starts.append(start)
+            self._ends.append(self._num_chars)
             self._tokens.append(_Token(one, start, self._num_chars))
             is_hidden = self._tokenizer.is_control(one.token_id)
             self._source.push(one.text, is_hidden=is_hidden)

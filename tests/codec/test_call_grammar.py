@@ -114,3 +114,11 @@ def test_an_optional_parameter_may_be_given() -> None:
         assert takes(constraint, TOKENIZER, head + arguments + "}\n</tool_call>"), arguments
     for arguments in ("{}", '{"city":"Bern"}', '{"days":10}', '{"days":3,"other":1}'):
         assert not takes(constraint, TOKENIZER, head + arguments + "}\n</tool_call>"), arguments
+
+
+@pytest.mark.parametrize("required", [5, "days", True, {"days": 1}, None])
+def test_python_calls_of_a_schema_whose_required_is_no_list_require_nothing(required: Any) -> None:
+    schema = {"properties": {"days": {"type": "integer"}}, "required": required}
+    pythonic = next(one for one in FORMATS if one.name == "pythonic")
+    rules = CallGrammar(pythonic, TOKENIZER, "").calls({"f": schema}, is_parallel=False)
+    assert takes(compiled(["start: calls", *rules]), TOKENIZER, "[f()]") is True

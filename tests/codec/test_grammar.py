@@ -17,7 +17,7 @@ from insitu.codec.grammar import (
     GrammarConstraint,
     grammar_of,
 )
-from insitu.refusal import Refusal
+from insitu.refusal import Refusal, RequestFailed
 from insitu.types import Guide, GuideKind
 
 TOKENIZER = tiny_tokenizer()
@@ -158,6 +158,10 @@ BAD: list[tuple[GuideKind, Any]] = [
         "json_schema",
         {"allOf": [{"$ref": "b"}], "$defs": {"a": {"$id": "b", "type": "string"}}},
     ),
+    ("json_schema", {"type": "integer", "maximum": 2**64}),
+    ("json_schema", {"enum": [1, {"a": -(2**63) - 1}]}),
+    ("json_schema", {"$ref": "#"}),
+    ("regex", r"[^\s\S]"),
     ("regex", "("),
     ("lark", "start: foo"),
     ("lark", "nothing"),
@@ -215,3 +219,23 @@ def test_a_constraint_forks_and_rolls_back() -> None:
     assert allowed(constraint, TOKENIZER) == before
     assert third not in (before or [])
     assert list(constraint.forced()) == []
+
+
+def letters_until_it_fails(constraint: GrammarConstraint) -> tuple[int, RequestFailed]:
+    token_id = TOKENIZER.encode("a", add_special_tokens=False, parse_special=False)[0]
+    for count in itertools.count():
+        try:
+            constraint.advance(token_id)
+            allowed(constraint, TOKENIZER)
+        except RequestFailed as error:
+            return count, error
+    raise AssertionError
+
+
+def test_a_grammar_that_grew_too_complex_is_compiled_anew_for_the_next_request() -> None:
+    first, error = letters_until_it_fails(guided("regex", "(((a{1,1000}){1,1000}){1,1000})"))
+    second, _ = letters_until_it_fails(guided("regex", "(((a{1,1000}){1,1000}){1,1000})"))
+    assert first == second > 2
+    assert (error.code, error.status) == ("grammar_too_complex", 422)
+    assert "too many expressions" in str(error)
+    assert "Tokens" not in str(error)

@@ -161,7 +161,8 @@ def _python_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
     """
     properties = schema.get("properties")
     items = list(properties.items()) if isinstance(properties, dict) else []
-    required = schema.get("required") or ()
+    required = schema.get("required")
+    required = required if isinstance(required, list) else ()
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     rules = [f"{rule}: {literal(name + '(')} {rule}_first_0 {literal(')')}"]
     for index, (key, value) in enumerate(items):

@@ -5,7 +5,8 @@ Grammars are compiled and matched by ``llguidance``. Not here: grammars of tool 
 
 Always true: what cannot be compiled in time and size is a ``Refusal`` that names the field and the
 reason, before anything runs; a string of a grammar is spelt with ordinary tokens, never with the
-model's own signs; an answer may end only where the grammar is satisfied.
+model's own signs; an answer may end only where the grammar is satisfied; a grammar that grew beyond
+the compiler's limits in one request is compiled anew for the next.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import json
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from insitu.refusal import Refusal
+from insitu.refusal import Refusal, RequestFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from llguidance import LLMatcher, LLTokenizer
 
@@ -43,15 +44,20 @@ JSON_OPTIONS = {
 }
 
 
+# Beyond these the compiler's reader rounds.
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
+
+
 class GrammarFailed(Exception):
-    """A grammar that could not go on: it grew beyond the limits, or was given another token."""
+    """A grammar that cannot be compiled, or that was given a token it does not allow."""
 
 
 class GrammarConstraint:
-    """What the whole of an answer must match; then it ends."""
+    """What the whole of an answer must match; then it ends. ``forget`` is called where it fails."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, forget: Callable[[], None]) -> None:
         self._matcher = matcher
+        self._forget = forget
 
     def fill_mask(self, out: memoryview) -> bool:
         """One bit per token that may come next."""
@@ -63,7 +69,8 @@ class GrammarConstraint:
     def advance(self, token_id: int) -> None:
         """Take in one token."""
         if not self._matcher.consume_token(token_id):
-            raise GrammarFailed(self._matcher.get_error()[:_MAX_REASON_CHARS])
+            self._check()
+            raise GrammarFailed("a token that it does not allow")
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last tokens."""
@@ -73,15 +80,21 @@ class GrammarConstraint:
 
     def fork(self) -> GrammarConstraint:
         """A copy in the same state."""
-        return GrammarConstraint(self._matcher.deep_copy())
+        return GrammarConstraint(self._matcher.deep_copy(), self._forget)
 
     def forced(self) -> Sequence[int]:
         """Nothing: a text that must come can be spelt in several ways."""
         return ()
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarFailed(self._matcher.get_error()[:_MAX_REASON_CHARS])
+        if not self._matcher.is_error():
+            return
+        self._forget()
+        reason = _reason(self._matcher.get_error())
+        if "too many" in reason or "too complex" in reason:
+            message = f"The grammar of this request grew too complex: {reason}."
+            raise RequestFailed(message, code="grammar_too_complex", status=422)
+        raise GrammarFailed(reason)
 
 
 class GrammarCompiler:
@@ -111,7 +124,7 @@ class GrammarCompiler:
             kept = self._kept.get(grammar)
             if kept is not None:
                 self._kept.move_to_end(grammar)
-                return GrammarConstraint(kept.deep_copy())
+                return self._constraint(grammar, kept)
             vocabulary, workers = self._vocabulary, self._workers
         compiling = workers.submit(_compiled, vocabulary, grammar)
         try:
@@ -126,7 +139,16 @@ class GrammarCompiler:
             self._kept[grammar] = matcher
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
-        return GrammarConstraint(matcher.deep_copy())
+        return self._constraint(grammar, matcher)
+
+    def _constraint(self, grammar: str, matcher: LLMatcher) -> GrammarConstraint:
+        return GrammarConstraint(matcher.deep_copy(), partial(self._forget, grammar, matcher))
+
+    def _forget(self, grammar: str, matcher: LLMatcher) -> None:
+        """Let go of a grammar: copies share what their lexer has learnt, its limits included."""
+        with self._lock:
+            if self._kept.get(grammar) is matcher:
+                del self._kept[grammar]
 
 
 def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
@@ -144,6 +166,8 @@ def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
 
 def _reason(error: str) -> str:
     """What was wrong, without the text it was wrong in."""
+    if "NoExtensionBias" in error:
+        return "nothing matches it."
     lines = error.strip().split("\n")
     why = next((one.removeprefix("error: ") for one in lines if one.startswith("error: ")), "")
     return f"{lines[0]} {why}".strip()[:_MAX_REASON_CHARS]
@@ -266,6 +290,18 @@ def _require_size(guide: Guide) -> None:
         raise _refused(guide, f"has {size} bytes; at most {MAX_GUIDE_BYTES} are compiled")
     if depth_of(guide.value) > MAX_DEPTH:
         raise _refused(guide, f"is nested deeper than {MAX_DEPTH}")
+    if guide.kind == "json_schema":
+        require_numbers(guide.value, guide.param)
+
+
+def require_numbers(schema: Any, param: str) -> None:
+    """Refuse a schema with an integer of more than 64 bits, which would become another number."""
+    level = [schema]
+    while level:
+        if any(type(one) is int and not _MIN_INT <= one <= _MAX_INT for one in level):
+            message = f"{param} holds an integer of more than 64 bits."
+            raise Refusal(message, param=param, code="invalid_grammar")
+        level = [below for one in level for below in _below(one)]
 
 
 def depth_of(value: Any) -> int:

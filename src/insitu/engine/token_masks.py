@@ -47,8 +47,8 @@ class TokenMasks:
             try:
                 if constraint.fill_mask(memoryview(self._bits[mask]).cast("B")):
                     of_row[row] = mask
-            except Exception:  # whatever it was, the other rows have nothing to do with it
-                failures[row] = constraint_failed()
+            except Exception as error:  # whatever it was, the other rows have no part in it
+                failures[row] = constraint_failed(error)
         return MaskArrays(of_row, self._bits), failures
 
 
@@ -58,12 +58,14 @@ def advance(sequence: Sequence, token_id: int) -> RequestFailed | None:
         return None
     try:
         sequence.constraint.advance(token_id)
-    except Exception:
-        return constraint_failed()
+    except Exception as error:
+        return constraint_failed(error)
     return None
 
 
-def constraint_failed() -> RequestFailed:
-    """To be called where an exception is being handled."""
+def constraint_failed(error: Exception) -> RequestFailed:
+    """To be called where an exception is handled; a failure that is the request's own stays."""
+    if isinstance(error, RequestFailed):
+        return error
     logger.exception("a constraint failed; its sequence ends")
     return RequestFailed("The constraint on this request's tokens failed.")

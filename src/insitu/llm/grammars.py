@@ -10,7 +10,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.call_grammar import CallGrammar
-from insitu.codec.grammar import GrammarCompiler, expression_of, grammar_of, lark_of
+from insitu.codec.grammar import (
+    GrammarCompiler,
+    expression_of,
+    grammar_of,
+    lark_of,
+    require_numbers,
+)
 from insitu.codec.thinking import ThinkingWords
 from insitu.llm.speaking import callable_tools, functions_of
 from insitu.refusal import Refusal
@@ -47,6 +53,7 @@ class Grammars:
         if request.tools and self._calls is not None:
             rules = self._rules(request, self._calls)
             if rules is not None:
+                require_numbers(request.tools, "tools")
                 return self._compiler.compile(lark_of(rules), "tools")
         if request.guide is None:
             return None

@@ -49,7 +49,8 @@ def as_refusal(error: Exception) -> Refusal:
         return draining(1)
     if isinstance(error, RequestFailed):
         message = str(error) or "The request failed."
-        return Refusal(message, status=error.status, kind="server_error", code=error.code)
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        return Refusal(message, status=error.status, kind=kind, code=error.code)
     # Type and place only: the text of an unforeseen error could hold a prompt.
     logger.error("internal error: %s at %s", type(error).__name__, _place(error))
     message = "Internal error; the server goes on."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -161,6 +162,49 @@ def test_a_draft_of_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     journal.write_text(json.dumps({"identity": {}, "done": {"output.weight": None}}))
     quantize(Wish(source, target, BlockType.Q8_0, method="nearest"), silent)
     assert GGUFFile(target).tensors["output.weight"].block_type is BlockType.Q8_0
+
+
+def test_a_draft_that_lost_its_end_is_begun_again(tmp_path: Path) -> None:
+    source, whole, target = (tmp_path / f"{name}.gguf" for name in "abc")
+    write_gguf(source, block_types=BlockType.F32)
+    quantize(Wish(source, whole, BlockType.Q8_0, method="nearest"), silent)
+    wish = Wish(source, target, BlockType.Q8_0, method="nearest")
+
+    def stopping(_what: str, done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(wish, stopping)
+    draft = tmp_path / "c.gguf.partial"
+    draft.write_bytes(draft.read_bytes()[:-1000])
+    quantize(wish, silent)
+    assert target.read_bytes() == whole.read_bytes()
+
+
+def test_only_another_file_is_written_over(tmp_path: Path) -> None:
+    source, link = tmp_path / "a.gguf", tmp_path / "link.gguf"
+    folder, pipe = tmp_path / "folder", tmp_path / "pipe"
+    write_gguf(source)
+    link.symlink_to(source)
+    folder.mkdir()
+    os.mkfifo(pipe)
+    before = source.read_bytes()
+    for target, why in (
+        (source, "the model itself"),
+        (link, "the model itself"),
+        (folder, "no file"),
+        (pipe, "no file"),
+    ):
+        with pytest.raises(QuantizeError, match=why):
+            quantize(Wish(source, target, BlockType.Q4_0, method="nearest"), silent)
+    assert source.read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "a.gguf",
+        "folder",
+        "link.gguf",
+        "pipe",
+    ]
 
 
 def test_narrow_rows_take_a_type_of_as_many_bits(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bounded(path, MAX_TEXT_BYTES).decode()
     except UnicodeDecodeError as error:
-        raise EvaluateError(f"--text {path}: is not UTF-8 (at byte {error.start}).") from error
+        raise EvaluateError(f"{path}: is not UTF-8 (at byte {error.start}).") from error
 
 
 def cut(source: TensorSource, text: str, *, window: int, max_num_tokens: int | None) -> Windows:

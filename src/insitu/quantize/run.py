@@ -79,6 +79,7 @@ class Report:
 
 def quantize(wish: Wish, watch: Watch) -> Report:
     """Write ``wish.target``."""
+    _require_target(wish)
     source = open_source(wish.source)
     try:
         if not isinstance(source, (GGUFFile, SplitGGUF)):
@@ -96,6 +97,16 @@ def quantize(wish: Wish, watch: Watch) -> Report:
     num_weights = sum(t.n * t.k for t in targets if not t.is_kept)
     num_bytes = sum(t.num_bytes for t in targets if not t.is_kept)
     return Report(wish.target.stat().st_size, 8 * num_bytes / num_weights, errors)
+
+
+def _require_target(wish: Wish) -> None:
+    """Nothing but a file is written over, and never the source."""
+    if not wish.target.exists():
+        return
+    if not wish.target.is_file():
+        raise QuantizeError(f"{wish.target}: is there and is no file.")
+    if wish.source.exists() and wish.target.samefile(wish.source):
+        raise QuantizeError(f"{wish.target}: is the model itself; name another file to write.")
 
 
 def _identity(wish: Wish, digest: str) -> dict[str, str]:

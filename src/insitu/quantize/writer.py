@@ -45,12 +45,13 @@ class PartialFile:
         self._targets = {target.name: target for target in targets}
         self._base = len(header)
         self._identity = dict(identity)
+        end = max((t.offset + t.num_bytes for t in self._targets.values()), default=0)
+        self._size = self._base + -(-end // ALIGNMENT) * ALIGNMENT
         self.done: dict[str, Any] = self._resumed()
         if not self.done:
             self._draft.write_bytes(header)
         self._file = self._draft.open("r+b")
-        end = max((t.offset + t.num_bytes for t in self._targets.values()), default=0)
-        self._file.truncate(self._base + -(-end // ALIGNMENT) * ALIGNMENT)
+        self._file.truncate(self._size)
 
     def __enter__(self) -> PartialFile:
         return self
@@ -83,7 +84,8 @@ class PartialFile:
         """What an earlier run of the same kind has done."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             values = json.loads(self._journal.read_text())
-            if values["identity"] == self._identity and self._draft.exists():
+            is_whole = self._draft.stat().st_size == self._size
+            if values["identity"] == self._identity and is_whole:
                 return {
                     name: note for name, note in values["done"].items() if name in self._targets
                 }

@@ -232,10 +232,15 @@ def letters_until_it_fails(constraint: GrammarConstraint) -> tuple[int, RequestF
     raise AssertionError
 
 
-def test_a_grammar_that_grew_too_complex_is_compiled_anew_for_the_next_request() -> None:
-    first, error = letters_until_it_fails(guided("regex", "(((a{1,1000}){1,1000}){1,1000})"))
-    second, _ = letters_until_it_fails(guided("regex", "(((a{1,1000}){1,1000}){1,1000})"))
-    assert first == second > 2
+def test_a_grammar_grows_too_complex_by_its_own_tokens_alone() -> None:
+    wide = "(((a{1,1000}){1,1000}){1,1000})"
+    before, begun = guided("regex", wide), guided("regex", wide)
+    begun.advance(TOKENIZER.encode("a", add_special_tokens=False, parse_special=False)[0])
+    alone, error = letters_until_it_fails(guided("regex", wide))
     assert (error.code, error.status) == ("grammar_too_complex", 422)
     assert "too many expressions" in str(error)
     assert "Tokens" not in str(error)
+    assert alone > 2
+    assert letters_until_it_fails(before)[0] == alone
+    assert letters_until_it_fails(begun.fork())[0] == alone - 1
+    assert letters_until_it_fails(guided("regex", wide))[0] == alone

@@ -5,8 +5,8 @@ Grammars are compiled and matched by ``llguidance``. Not here: grammars of tool 
 
 Always true: what cannot be compiled in time and size is a ``Refusal`` that names the field and the
 reason, before anything runs; a string of a grammar is spelt with ordinary tokens, never with the
-model's own signs; an answer may end only where the grammar is satisfied; a grammar that grew beyond
-the compiler's limits in one request is compiled anew for the next.
+model's own signs; an answer may end only where the grammar is satisfied; what other
+requests made of the same grammar ends nobody's answer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,8 @@ MAX_GUIDE_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 COMPILE_TIMEOUT_S = 5.0
 _NUM_WORKERS = 2
+# What may be compiled again while others wait for their tokens.
+_QUICK_S = 0.2
 _MAX_KEPT = 64
 # Its reader holds the interpreter.
 _MAX_GBNF_CHARS = 32_768
@@ -52,49 +56,86 @@ class GrammarFailed(Exception):
     """A grammar that cannot be compiled, or that was given a token it does not allow."""
 
 
-class GrammarConstraint:
-    """What the whole of an answer must match; then it ends. ``forget`` is called where it fails."""
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a matcher is from: ``anew`` compiles another, None where that takes long."""
 
-    def __init__(self, matcher: LLMatcher, forget: Callable[[], None]) -> None:
+    forget: Callable[[], None]
+    anew: Callable[[], LLMatcher] | None
+
+
+class GrammarConstraint:
+    """What the whole of an answer must match; then it ends.
+
+    Copies of a matcher share what their lexer has learnt, and its limits: where these are reached
+    the constraint goes on with a matcher of its own, so that only its own tokens count.
+    """
+
+    def __init__(self, matcher: LLMatcher, origin: _Origin | None, taken: Iterable[int]) -> None:
         self._matcher = matcher
-        self._forget = forget
+        self._origin = origin
+        self._taken = list(taken)
 
     def fill_mask(self, out: memoryview) -> bool:
         """One bit per token that may come next."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(out))
         self._matcher.unsafe_compute_mask_ptr(address, out.nbytes)
-        self._check()
+        if self._matcher.is_error():
+            self._begin_anew()
+            self._matcher.unsafe_compute_mask_ptr(address, out.nbytes)
+            self._check()
         return True
 
     def advance(self, token_id: int) -> None:
         """Take in one token."""
         if not self._matcher.consume_token(token_id):
-            self._check()
-            raise GrammarFailed("a token that it does not allow")
+            self._begin_anew()
+            if not self._matcher.consume_token(token_id):
+                raise _failure(_reason(self._matcher.get_error()))
+        self._taken.append(token_id)
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last tokens."""
         if num_tokens:
             self._matcher.rollback(num_tokens)
             self._check()
+            del self._taken[-num_tokens:]
 
     def fork(self) -> GrammarConstraint:
         """A copy in the same state."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._forget)
+        return GrammarConstraint(self._matcher.deep_copy(), self._origin, self._taken)
 
     def forced(self) -> Sequence[int]:
         """Nothing: a text that must come can be spelt in several ways."""
         return ()
 
+    def _begin_anew(self) -> None:
+        """Raise what the matcher failed of, unless others may have brought it to its limits."""
+        reason, origin = _reason(self._matcher.get_error()), self._origin
+        if origin is None or not _is_limit(reason):
+            raise _failure(reason)
+        origin.forget()
+        if origin.anew is None:
+            raise _failure(reason)
+        self._matcher, self._origin = origin.anew(), None
+        if self._taken:
+            self._matcher.consume_tokens(self._taken)
+        self._check()
+
     def _check(self) -> None:
-        if not self._matcher.is_error():
-            return
-        self._forget()
-        reason = _reason(self._matcher.get_error())
-        if "too many" in reason or "too complex" in reason:
-            message = f"The grammar of this request grew too complex: {reason}."
-            raise RequestFailed(message, code="grammar_too_complex", status=422)
-        raise GrammarFailed(reason)
+        if self._matcher.is_error():
+            raise _failure(_reason(self._matcher.get_error()))
+
+
+def _is_limit(reason: str) -> bool:
+    return "too many" in reason or "too complex" in reason
+
+
+def _failure(reason: str) -> Exception:
+    if not _is_limit(reason):
+        return GrammarFailed(reason)
+    message = f"The grammar of this request grew too complex: {reason}."
+    return RequestFailed(message, code="grammar_too_complex", status=422)
 
 
 class GrammarCompiler:
@@ -104,7 +145,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._num_ids = num_ids
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[LLMatcher, _Origin]] = OrderedDict()
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -124,8 +165,9 @@ class GrammarCompiler:
             kept = self._kept.get(grammar)
             if kept is not None:
                 self._kept.move_to_end(grammar)
-                return self._constraint(grammar, kept)
+                return _constraint(*kept)
             vocabulary, workers = self._vocabulary, self._workers
+        began_s = time.perf_counter()
         compiling = workers.submit(_compiled, vocabulary, grammar)
         try:
             matcher = compiling.result(COMPILE_TIMEOUT_S)
@@ -135,20 +177,23 @@ class GrammarCompiler:
         except GrammarFailed as error:
             message = f"{param} cannot be compiled: {error}"
             raise Refusal(message, param=param, code="invalid_grammar") from error
+        is_quick = time.perf_counter() - began_s < _QUICK_S
+        anew = partial(_compiled, vocabulary, grammar) if is_quick else None
+        made = matcher, _Origin(partial(self._forget, grammar, matcher), anew)
         with self._lock:
-            self._kept[grammar] = matcher
+            self._kept[grammar] = made
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
-        return self._constraint(grammar, matcher)
-
-    def _constraint(self, grammar: str, matcher: LLMatcher) -> GrammarConstraint:
-        return GrammarConstraint(matcher.deep_copy(), partial(self._forget, grammar, matcher))
+        return _constraint(*made)
 
     def _forget(self, grammar: str, matcher: LLMatcher) -> None:
-        """Let go of a grammar: copies share what their lexer has learnt, its limits included."""
         with self._lock:
-            if self._kept.get(grammar) is matcher:
+            if self._kept.get(grammar, (None,))[0] is matcher:
                 del self._kept[grammar]
+
+
+def _constraint(matcher: LLMatcher, origin: _Origin) -> GrammarConstraint:
+    return GrammarConstraint(matcher.deep_copy(), origin, ())
 
 
 def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:

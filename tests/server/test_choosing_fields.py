@@ -26,6 +26,7 @@ WRONG: list[tuple[str, Any]] = [
     ("logit_bias", {"foo": 0}),
     ("logit_bias", {"-1": 0}),
     ("logit_bias", {"1.0": 0}),
+    ("logit_bias", {"7": 1, "07": 2}),
     ("logit_bias", {"5": 100.5}),
     ("logit_bias", {"5": "1"}),
     ("logit_bias", [[5, 1]]),

@@ -30,6 +30,8 @@ def _check_bias(bias: dict[str, float]) -> dict[str, float]:
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= len(str(MAX_ID))):
             raise PydanticCustomError("bias_key", "its keys must be token ids")
+    if len({int(key) for key in bias}) < len(bias):
+        raise PydanticCustomError("bias_key", "it has a token id twice")
     return bias
 
 

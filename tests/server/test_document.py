@@ -44,7 +44,7 @@ CHECKS = [
 ]
 HEADERS = {"Host": "127.0.0.1"}
 # schemathesis leaves the path of the document itself out.
-PATHS = [one.path for one in OPERATIONS if one.path != "/openapi.json"]
+PATHS = [(one.method, one.path) for one in OPERATIONS if one.path != "/openapi.json"]
 
 
 # What no schema can say: sums of lengths, two fields that must agree, what a template thinks.
@@ -76,12 +76,12 @@ def valid_is_not_refused(ctx: Any, response: Any, case: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("path", PATHS)
-def test_every_answer_is_as_documented(path: str, mode: GenerationMode) -> None:
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_every_answer_is_as_documented(method: str, path: str, mode: GenerationMode) -> None:
     app = create_app(Scripted(), ServerOptions())
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers=HEADERS)
     operations: list[Any] = [one.ok() for one in schema.get_all_operations()]  # type: ignore[union-attr]
-    operation = next(one for one in operations if one.path == path)
+    operation = next(one for one in operations if (one.method, one.path) == (method, path))
     if mode is GenerationMode.NEGATIVE and not operation.body:
         pytest.skip("nothing to be wrong about")
     judge = negative_data_rejection if mode is GenerationMode.NEGATIVE else valid_is_not_refused

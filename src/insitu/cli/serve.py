@@ -59,9 +59,14 @@ def _import_server() -> None:
 
 def _serve(generator: TextGenerator, options: ServerOptions) -> int:
     from insitu.server.app import create_app
+    from insitu.server.batches.store import BatchFolderUnusable
     from insitu.server.run import serve
 
-    return serve(create_app(generator, options), options)
+    try:
+        app = create_app(generator, options)
+    except BatchFolderUnusable as error:
+        raise click.ClickException(f"--batch-dir: {error}") from None
+    return serve(app, options)
 
 
 def server_options(settings: Settings) -> ServerOptions:
@@ -86,6 +91,7 @@ def server_options(settings: Settings) -> ServerOptions:
         cors_origins=settings.cors_origin,
         authenticate=None if keys is None else keys.authenticate,
         gate=_gate(settings, keys),
+        batch_dir=settings.batch_dir,
         max_body_bytes=settings.max_body_bytes,
         request_timeout_s=settings.request_timeout_s or None,
         drain_grace_s=settings.drain_grace_s,

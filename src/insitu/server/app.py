@@ -6,6 +6,7 @@ an app is made, not when this module is imported, so that a command starts quick
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -18,6 +19,8 @@ from insitu.server.lifecycle import Lifecycle
 from insitu.server.service import Service
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from insitu.server.options import ServerOptions
     from insitu.types import Generator
 
@@ -35,18 +38,36 @@ def create_app(generator: Generator, options: ServerOptions) -> Starlette:
         routes=routes(),
         middleware=[Middleware(Door, service=service)],
         exception_handlers={HTTPException: http_error},
+        lifespan=_lifespan,
     )
     # A path has one spelling: no redirect, whose target would repeat the Host header.
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.batches = None
+    if options.batch_dir is not None:
+        from insitu.server.batches.runner import Batches  # noqa: PLC0415
+        from insitu.server.batches.store import Store  # noqa: PLC0415
+
+        app.state.batches = Batches(Store(options.batch_dir), app, options.max_body_bytes)
     preload()
     return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    """From before the first request to after the last: batches run."""
+    if app.state.batches is None:
+        yield
+        return
+    async with app.state.batches.running():
+        yield
 
 
 def routes() -> list[Route]:
     """Every path there is; ``/`` is left free."""
     from insitu.server import chat, completions, models, status, tokenize  # noqa: PLC0415
     from insitu.server.anthropic import route as anthropic  # noqa: PLC0415
+    from insitu.server.batches import route as batches  # noqa: PLC0415
     from insitu.server.ollama import route as ollama  # noqa: PLC0415
     from insitu.server.responses.route import create_response  # noqa: PLC0415
 
@@ -66,6 +87,12 @@ def routes() -> list[Route]:
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
         Route("/api/version", ollama.tell_version),
+        Route("/v1/files", batches.Files),
+        Route("/v1/files/{file_id}/content", batches.Content),
+        Route("/v1/files/{file_id:path}", batches.File),
+        Route("/v1/batches", batches.Batches),
+        Route("/v1/batches/{batch_id}/cancel", batches.Cancel),
+        Route("/v1/batches/{batch_id:path}", batches.OneBatch),
         Route("/v1/tokenize", tokenize.tokenize, methods=["POST"]),
         Route("/v1/detokenize", tokenize.detokenize, methods=["POST"]),
         Route("/health", status.ready),

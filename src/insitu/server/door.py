@@ -17,7 +17,7 @@ from insitu.server.dialects import error_answer
 from insitu.server.errors import ClientGone, as_refusal, draining
 from insitu.server.guard import Guard, check_head, values_of
 from insitu.server.paths import place_of
-from insitu.server.record import SCOPE_KEY, Cause, Record, record_of, request_id_from
+from insitu.server.record import CALLER_KEY, SCOPE_KEY, Cause, Record, record_of, request_id_from
 from insitu.server.service import unknown_model
 
 if TYPE_CHECKING:
@@ -124,11 +124,14 @@ class Door:
     def _admit(self, scope: Scope) -> None:
         """Refuse what must not reach a route."""
         service, headers = self._service, scope["headers"]
-        check_head(headers, service.options.max_header_bytes)
-        self._guard.check(headers, scope["scheme"])
-        if not self._is_preflight(scope):
-            caller = identify(headers, place_of(scope["path"]), service.options.authenticate)
-            scope[SCOPE_KEY].caller = caller
+        if CALLER_KEY in scope:
+            scope[SCOPE_KEY].caller = scope[CALLER_KEY]
+        else:
+            check_head(headers, service.options.max_header_bytes)
+            self._guard.check(headers, scope["scheme"])
+            if not self._is_preflight(scope):
+                caller = identify(headers, place_of(scope["path"]), service.options.authenticate)
+                scope[SCOPE_KEY].caller = caller
         if "\n" in scope["path"]:
             # A route's pattern ends with "$", which lets one line feed through.
             is_model = scope["path"].startswith("/v1/models/")

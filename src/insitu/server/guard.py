@@ -87,7 +87,7 @@ class Guard:
             wanted = values_of(headers, b"access-control-request-headers")
             allowed = wanted[0].encode("latin-1") if wanted else b"authorization, content-type"
             answer += [
-                (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-allow-methods", b"GET, POST, DELETE"),
                 (b"access-control-allow-headers", allowed),
                 (b"access-control-max-age", b"600"),
             ]

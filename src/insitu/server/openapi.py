@@ -6,6 +6,7 @@ served model's.
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ _REASONS = {
     401: "A valid API key is needed.",
     403: "This Host or Origin is not answered.",
     404: "No such model or path.",
+    409: "It is not in a state for that.",
     408: "The request did not arrive in time.",
     413: "The body is too long.",
     415: "The content type is not application/json.",
@@ -63,8 +65,8 @@ def _document(
     }
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
-        method = "post" if operation.bodies else "get"
-        paths[operation.path] = {method: _operation(operation, has_keys=has_keys)}
+        of_path = paths.setdefault(operation.path, {})
+        of_path[operation.method] = _operation(operation, has_keys=has_keys)
     components: dict[str, Any] = {"schemas": _schemas()}
     _set_limits(components, limits)
     if has_keys:
@@ -109,12 +111,12 @@ def _set_limits(node: Any, limits: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _operation(operation: Operation, *, has_keys: bool) -> dict[str, Any]:
-    statuses = set(_EVERYWHERE)
-    if operation.bodies:
+    statuses = {*_EVERYWHERE, *operation.statuses}
+    if operation.bodies or operation.form:
         statuses |= set(_OF_BODIES)
     if operation.chunk is not None:
         statuses.add(504)
-    if operation.path.endswith("}"):
+    if "{" in operation.path:
         statuses.add(404)
     if has_keys and not operation.is_open:
         statuses.add(401)
@@ -135,19 +137,30 @@ def _operation(operation: Operation, *, has_keys: bool) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": body}},
         }
-    if operation.path.endswith("}"):
-        wanted["parameters"] = [
-            {
-                "name": "model_id",
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string"},
-                "example": "default",
-            }
-        ]
+    if operation.form:
+        content = {"multipart/form-data": {"schema": operation.form}}
+        wanted["requestBody"] = {"required": True, "content": content}
+    if parameters := _parameters(operation):
+        wanted["parameters"] = parameters
     if has_keys and not operation.is_open:
         wanted["security"] = [{"key": []}]
     return wanted
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    """Names in the path, and fields of the query."""
+    in_path = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string"},
+            **({"example": "default"} if name == "model_id" else {}),
+        }
+        for name in re.findall(r"\{(\w+)\}", operation.path)
+    ]
+    in_query = [{"name": n, "in": "query", "schema": one} for n, one in operation.query.items()]
+    return [*in_path, *in_query]
 
 
 def _content(operation: Operation) -> dict[str, Any]:

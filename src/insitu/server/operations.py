@@ -6,7 +6,7 @@ way round (a test walks both).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from insitu.server import schema_answers as answers
@@ -18,6 +18,8 @@ from insitu.server.anthropic.answers import (
 )
 from insitu.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from insitu.server.anthropic.to_chat import COUNT_TOKENS, MESSAGES
+from insitu.server.batches import answers as batches
+from insitu.server.batches.schema import CreateBatch
 from insitu.server.ollama import answers as ollama
 from insitu.server.ollama import schema as ollama_schema
 from insitu.server.ollama.to_chat import CHAT, GENERATE
@@ -52,6 +54,15 @@ class Operation:
     is_open: bool = False
     error: type[BaseModel] = answers.ErrorAnswer
     stream_type: str = "text/event-stream"
+    verb: str | None = None  # of its path; where it says nothing: post with a body, else get
+    form: dict[str, Any] | None = None  # the schema of a multipart/form-data body
+    query: dict[str, Any] = field(default_factory=dict)  # schemas by name
+    statuses: tuple[int, ...] = ()  # beside those that its form implies
+
+    @property
+    def method(self) -> str:
+        """The method, in small letters."""
+        return self.verb or ("post" if self.bodies or self.form else "get")
 
 
 _LINES = "application/x-ndjson"
@@ -67,6 +78,84 @@ def _ollama(
     bodies = () if body is None else (body,)
     return Operation(path, name, summary, bodies, answer, error=ollama.OllamaError)
 
+
+_FORM = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "additionalProperties": False,
+    "properties": {
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "file": {"type": "string", "format": "binary"},
+    },
+}
+
+
+def _page(longest: int) -> dict[str, Any]:
+    limit = {"type": "integer", "minimum": 1, "maximum": longest}
+    return {"limit": limit, "after": {"type": "string"}}
+
+
+# Every one is a 404 where they are off.
+BATCHES = (
+    Operation(
+        "/v1/files",
+        "createFile",
+        "Keep a file of a batch's lines.",
+        answer=batches.FileAnswer,
+        form=_FORM,
+    ),
+    Operation(
+        "/v1/files",
+        "listFiles",
+        "The caller's files.",
+        answer=batches.FileList,
+        query={
+            **_page(10_000),
+            "order": {"type": "string", "enum": ["asc", "desc"]},
+            "purpose": {"type": "string"},
+        },
+        statuses=(404,),
+    ),
+    Operation("/v1/files/{file_id}", "retrieveFile", "One file.", answer=batches.FileAnswer),
+    Operation(
+        "/v1/files/{file_id}",
+        "deleteFile",
+        "Forget a file.",
+        answer=batches.FileDeleted,
+        verb="delete",
+        statuses=(409,),
+    ),
+    Operation(
+        "/v1/files/{file_id}/content",
+        "downloadFile",
+        "A file's bytes.",
+        media_type="application/jsonl",
+    ),
+    Operation(
+        "/v1/batches",
+        "createBatch",
+        "Run a file's lines, behind all other requests.",
+        (CreateBatch,),
+        batches.BatchAnswer,
+    ),
+    Operation(
+        "/v1/batches",
+        "listBatches",
+        "The caller's batches.",
+        answer=batches.BatchList,
+        query=_page(100),
+        statuses=(404,),
+    ),
+    Operation("/v1/batches/{batch_id}", "retrieveBatch", "One batch.", answer=batches.BatchAnswer),
+    Operation(
+        "/v1/batches/{batch_id}/cancel",
+        "cancelBatch",
+        "End a batch; what is done stays.",
+        answer=batches.BatchAnswer,
+        verb="post",
+        statuses=(409,),
+    ),
+)
 
 # Bodies that may also hold fields of a chat.
 TRANSLATIONS: tuple[Translation[Any], ...] = (
@@ -152,6 +241,7 @@ OPERATIONS = (
     _ollama("/api/tags", "ollamaTags", "What is served.", ollama.Tags),
     _ollama("/api/ps", "ollamaRunning", "What is loaded.", ollama.Tags),
     _ollama("/api/version", "ollamaVersion", "Which insitu this is.", ollama.Version),
+    *BATCHES,
     Operation(
         "/v1/tokenize",
         "tokenize",

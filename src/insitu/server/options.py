@@ -9,8 +9,12 @@ import ipaddress
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from insitu.types import Caller, Gate
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Authenticate = Callable[[str | None], Caller | None]
 
@@ -41,7 +45,8 @@ class ServerOptions:
 
     ``authenticate`` takes the presented bearer key (None when there is none) and answers who it is,
     or None for a stranger; it compares hashes in constant time. Without it nobody is asked.
-    ``gate`` limits what each caller may ask for.
+    ``gate`` limits what each caller may ask for. ``batch_dir`` keeps files and batches, which are
+    off without it.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +55,7 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = ()
     authenticate: Authenticate | None = None
     gate: Gate | None = None
+    batch_dir: Path | None = None
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 64 * 2**10
     body_timeout_s: float = 30.0

@@ -66,6 +66,12 @@ PLACES = (
     Place("/api/ps"),
     Place("/api/show"),
     Place("/api/version"),
+    Place("/v1/files"),
+    Place("/v1/files/{file_id}/content"),
+    Place("/v1/files/{file_id}"),
+    Place("/v1/batches"),
+    Place("/v1/batches/{batch_id}/cancel"),
+    Place("/v1/batches/{batch_id}"),
     _work("/v1/tokenize"),
     _work("/v1/detokenize"),
 )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from insitu.types import Delta, Ticket
 
 SCOPE_KEY = "insitu.record"
+# Who asks, where the server itself does for them; no client can put anything into a scope.
+CALLER_KEY = "insitu.caller"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 logger = logging.getLogger("insitu.access")

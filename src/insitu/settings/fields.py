@@ -149,6 +149,11 @@ class Settings:
         None, FOLDER, "Folder that pulled models live in [default: the user's cache folder]."
     )
     catalog: Path | None = _setting(None, FILE, "A catalogue of models beside the shipped one.")
+    batch_dir: Path | None = _setting(
+        None,
+        FOLDER,
+        "Folder for uploaded files and batches, prompts in them; without it both are off.",
+    )
     max_body_bytes: int = _setting(8 * 2**20, SIZE, "Largest request body.")
     drain_grace_s: float = _setting(
         30.0, SECONDS, "How long running requests may finish after SIGTERM."

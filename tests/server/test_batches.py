@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -376,3 +377,24 @@ def test_openais_client_runs_a_batch_against_a_live_server(tmp_path: Path) -> No
             assert [found.id for found in client.batches.list()] == [batch.id]
             assert len(list(client.files.list())) == 2
             assert client.files.delete(kept.id).deleted
+
+
+def test_a_server_told_to_stop_ends_at_once_and_its_next_start_ends_the_batch(
+    tmp_path: Path,
+) -> None:
+    files = {"file": ("in", "\n".join(line(f"l{i}") for i in range(24)).encode())}
+    kept = str(tmp_path)
+    with running({"gap_s": 0.01}, batch_dir=kept) as one, httpx.Client(base_url=one.url) as client:
+        file_id = client.post("/v1/files", data={"purpose": "batch"}, files=files).json()["id"]
+        body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        path = f"/v1/batches/{client.post('/v1/batches', json=body).json()['id']}"
+        while not client.get(path).json()["request_counts"]["completed"]:
+            pass
+        one.process.send_signal(signal.SIGTERM)
+        assert one.end(10) == 0
+    with running({}, batch_dir=kept) as one, httpx.Client(base_url=one.url) as client:
+        while (batch := client.get(path).json())["status"] != "completed":
+            assert batch["status"] in {"in_progress", "finalizing"}
+        text = client.get(f"/v1/files/{batch['output_file_id']}/content").text
+        names = [json.loads(found)["custom_id"] for found in text.splitlines()]
+        assert sorted(names) == sorted(f"l{i}" for i in range(24))

@@ -15,7 +15,7 @@ from insitu.refusal import request_timed_out
 from insitu.server.errors import ClientGone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
     from starlette.types import Receive
 
@@ -132,7 +132,20 @@ class Feed:
         self._lifecycle.feeds.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         await self._abort()
+
+
+async def end_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they have ended.
+
+    Unlike ``gather``, which answers with the tasks' own, this lets a cancellation of the caller
+    through as it came: a scope that cancelled it knows it again.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        ended, _ = await asyncio.wait(tasks)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # taken note of

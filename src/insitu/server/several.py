@@ -10,6 +10,8 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from insitu.server.feed import end_all
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
@@ -49,9 +51,7 @@ async def side_by_side(
 async def _close(
     tasks: Sequence[asyncio.Task[None]], streams: Sequence[AsyncIterator[Delta]]
 ) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_all(tasks)
     for stream in streams:
         if (aclose := getattr(stream, "aclose", None)) is not None:
             await aclose()

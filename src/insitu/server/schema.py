@@ -38,7 +38,9 @@ class Neutral:
 class Wire(BaseModel):
     """A JSON object of a request."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 WireT = TypeVar("WireT", bound=Wire)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 class Answer(BaseModel):
     """An object of an answer."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 
 class ErrorDetail(Answer):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from insitu.models.decoder import record_decoder
-from insitu.models.families import FAMILIES
+from insitu.models.families import families
 from insitu.models.keys import refuse
 from insitu.weights.place import Placement
 
@@ -79,10 +79,10 @@ def _family_of(source: TensorSource) -> tuple[str, ModuleType]:
         if len(names) != 1:
             raise refuse(source, where, f"names {len(names)} architectures, not one")
         architecture = names[0]
-    for family in FAMILIES:
+    for family in families():
         if architecture in family.ARCHITECTURES:
             return architecture, family
-    known = ", ".join(name for family in FAMILIES for name in family.ARCHITECTURES)
+    known = ", ".join(name for family in families() for name in family.ARCHITECTURES)
     raise refuse(source, where, f"{architecture!r} is not supported (supported: {known})")
 
 

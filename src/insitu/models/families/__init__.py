@@ -4,25 +4,22 @@ May import: models.spec, keys, rope, config, names, placer.
 A new family is a file here and a place in the table.
 """
 
-from insitu.models.families import (
-    gemma2,
-    gemma3,
-    gpt2,
-    granite,
-    llama,
-    mistral,
-    mixtral,
-    olmo2,
-    olmoe,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen_moe,
-    smollm3,
-    stablelm,
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+NAMES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "granite"),
+    *("olmo2", "stablelm", "gpt2", "mixtral", "qwen_moe", "olmoe"),
 )
 
-FAMILIES = (
-    *(llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, smollm3, granite, olmo2, stablelm, gpt2),
-    *(mixtral, qwen_moe, olmoe),
-)
+
+def families() -> Iterator[ModuleType]:
+    """Every family's file, each imported as it is come to: most are never wanted."""
+    for name in NAMES:
+        yield import_module(f"{__name__}.{name}")

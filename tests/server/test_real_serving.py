@@ -93,8 +93,9 @@ def test_every_request_is_counted_as_it_ended(tmp_path: Path) -> None:
     assert sample(after, "insitu_requests_received_total") == sum(outcomes.values())
     for name in ("num_requests_running", "num_requests_waiting", "kv_blocks_used"):
         assert sample(after, f"insitu_{name}") == 0
-    # Prompts of one token, whose first token came: six completed and two cancelled.
-    assert sample(after, "insitu_prompt_tokens_total") == 8
+    # Prompts of one token, whose first token came: six completed, and of the five cancelled two or
+    # more, since a stream that nobody reads is paused and another has its place.
+    assert 8 <= sample(after, "insitu_prompt_tokens_total") <= 11
     assert sample(after, "insitu_generation_tokens_total") >= 5 * 9 + 3
     made = sample(after, "insitu_engine_sampled_tokens_total")
     assert made >= sample(after, "insitu_generation_tokens_total")

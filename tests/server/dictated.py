@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import httpx
 from server.asking import BASE, CHAT, events
 from tiny_model import END_TOKEN, Vocabulary, write_chain_gguf
 
+from insitu.engine.runner import BatchRunner, Underway
 from insitu.llm.build import build
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
@@ -23,6 +25,8 @@ from insitu.server.options import ServerOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    import pytest
 
     from insitu.llm.text_generator import TextGenerator
 
@@ -82,6 +86,17 @@ def ask_together(
             return await asyncio.gather(*(client.post(path, json=body) for body in bodies))
 
     return asyncio.run(run())
+
+
+def slow_steps(monkeypatch: pytest.MonkeyPatch, step_s: float = 0.005) -> None:
+    """Let every step take so long, as a real model's do: its clients read as fast as it speaks."""
+    finish = BatchRunner.finish
+
+    def slowly(self: BatchRunner, underway: Underway) -> Any:
+        time.sleep(step_s)
+        return finish(self, underway)
+
+    monkeypatch.setattr(BatchRunner, "finish", slowly)
 
 
 def chat(**fields: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from server.asking import (
     post,
     text_body,
 )
-from server.dictated import ask_together, chat, dictated
+from server.dictated import ask_together, chat, dictated, slow_steps
 from server.scripted_generator import Scripted
 from server.test_door import cancel_after_first_byte, sample, scrape
 
@@ -91,8 +91,10 @@ async def never_reads(app: Starlette, body: dict[str, Any], begun: asyncio.Event
 
 
 def test_a_timeout_ends_a_request_with_its_name_and_gives_its_blocks_back(
-    generator: TextGenerator,
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    slow_steps(monkeypatch)  # or the loop that times it is busy with its tokens
+
     async def run() -> str:
         app = create_app(generator, ServerOptions())
         async with client_of(app) as client:
@@ -178,6 +180,7 @@ def test_a_client_that_does_not_read_holds_no_blocks_once_its_time_is_over(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "_FLUSH_S", 0.3)
+    slow_steps(monkeypatch)  # or it is paused first, and holds none by then
 
     async def run() -> str:
         app = create_app(generator, ServerOptions())
@@ -185,6 +188,7 @@ def test_a_client_that_does_not_read_holds_no_blocks_once_its_time_is_over(
         body = chat(stream=True, timeout=0.3)
         stuck = asyncio.create_task(never_reads(app, body, begun))
         await begun.wait()
+        assert generator.stats().num_kv_blocks_used
         await asyncio.sleep(0.3)
         await until_idle(generator)
         assert app.state.service.lifecycle.num_active == 1
@@ -215,7 +219,11 @@ def test_a_client_that_reads_nothing_for_long_has_gone(
     assert sample(text, "insitu_requests_cancelled_total", cause="disconnect") == 1
 
 
-def test_the_end_of_a_drain_gives_blocks_back_whoever_reads(generator: TextGenerator) -> None:
+def test_the_end_of_a_drain_gives_blocks_back_whoever_reads(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_steps(monkeypatch)  # or the stream that nobody reads is paused, and what waits begins
+
     async def run() -> str:
         app = create_app(generator, ServerOptions())
         begun = asyncio.Event()
@@ -225,8 +233,7 @@ def test_the_end_of_a_drain_gives_blocks_back_whoever_reads(generator: TextGener
             await begun.wait()
             while generator.stats().num_running < 2:
                 await asyncio.sleep(0.002)
-            # It may come to run: the stream that nobody reads is paused and leaves its place.
-            waits = asyncio.create_task(client.post(CHAT, json=chat()))
+            waits = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
             while generator.stats().num_open < 3:
                 await asyncio.sleep(0.002)
             drain = asyncio.create_task(app.state.service.lifecycle.drain(0.05))
@@ -280,17 +287,11 @@ def test_live_says_whether_a_restart_is_needed() -> None:
 
 
 def test_a_queue_has_the_size_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = BatchRunner.finish
-
-    def slowly(self: BatchRunner, underway: Underway) -> Any:
-        time.sleep(0.005)  # so that all three have come before one is through
-        return finish(self, underway)
-
-    monkeypatch.setattr(BatchRunner, "finish", slowly)
+    slow_steps(monkeypatch)  # so that all three have come before one is through
     settings = {"max_num_seqs": 1, "max_num_waiting": 1}
     with dictated(tmp_path, [b"a"], settings=settings, is_endless=True) as generator:
         assert error_of(post(CHAT, chat(n=3), generator=generator))["param"] == "n"
-        limit = {"max_tokens": 150}
+        limit = {"max_tokens": 400}
         answers = ask_together(generator, [chat(stream=True, **limit), chat(**limit), chat()])
     assert sorted(one.status_code for one in answers) == [200, 200, 429]
     refused = max(answers, key=lambda one: one.status_code)

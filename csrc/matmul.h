@@ -159,59 +159,6 @@ struct Scaled32 {
 
 // --- K types: integer sub-scales, one float scale per 256 inputs ------------------------------------
 
-struct Q4K {
-  static constexpr int kGroup = 256;
-  static constexpr size_t kGroupBytes = 4736, kScales = 4096, kMins = 4352, kSupers = 4608;
-
-  template <int R>
-  static INSITU_INLINE void run(const uint8_t* w, int first, int k, const uint8_t* a, Ahead ahead, Sums<R>& acc) {
-    for (int g = 0; g < k / 256; g++, w += kGroupBytes, a += R * kRecord256) {
-      ivec total[R][kTogether];
-      INSITU_UNROLL for (int r = 0; r < R; r++)
-        INSITU_UNROLL for (int v = 0; v < kTogether; v++) total[r][v] = izero();
-      for (int s = 0; s < 8; s++) {
-        ahead.group();
-        Dot<15> d[R][kTogether];
-        INSITU_UNROLL for (int r = 0; r < R; r++)
-          INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].start(0);
-        dot<R>(w + 512 * s + 4 * first, a + 32 * s, d);
-        INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
-          const ivec scale = widen_u8(w + kScales + 32 * s + first + kLanes * v);
-          INSITU_UNROLL for (int r = 0; r < R; r++) total[r][v] = sum(total[r][v], product(d[r][v].finish(0), scale));
-        }
-      }
-      const uint8_t *scales = a + 256 * R, *sums = scales + 4 * R;
-      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
-        const int o = first + kLanes * v;
-        const fvec super = fload_f16(w + kSupers + 2 * o), super_min = fload_f16(w + kSupers + 64 + 2 * o);
-        ivec mins[4];
-        INSITU_UNROLL for (int p = 0; p < 4; p++) mins[p] = widen_pairs(w + kMins + 64 * p + 2 * o);
-        INSITU_UNROLL for (int r = 0; r < R; r++) {
-          ivec low = izero();
-          INSITU_UNROLL for (int p = 0; p < 4; p++)
-            low = add_pairs(low, mins[p], isame(four_bytes(sums + 16 * r + 4 * p)));
-          const fvec as = fsame(float_at(scales + 4 * r));
-          acc[r][v] = ffma(fconvert(total[r][v]), fmul(super, as), acc[r][v]);
-          acc[r][v] = ffnma(fconvert(low), fmul(super_min, as), acc[r][v]);
-        }
-      }
-    }
-  }
-
-  template <int R>  // as Nibbles32, but rows lie 256 bytes apart
-  static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<15> (&d)[R][kTogether]) {
-    INSITU_UNROLL for (int j = 0; j < 4; j++) {
-      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
-        const ivec p = load_bytes(w + 128 * j + 4 * kLanes * v), low = low_nibbles(p), high = high_nibbles(p);
-        INSITU_UNROLL for (int r = 0; r < R; r++) {
-          d[r][v].add(low, isame(four_bytes(a + 256 * r + 8 * j)), 2 * j);
-          d[r][v].add(high, isame(four_bytes(a + 256 * r + 8 * j + 4)), 2 * j + 1);
-        }
-      }
-    }
-  }
-};
-
 struct Q6K {
   static constexpr int kGroup = 256;
   static constexpr size_t kGroupBytes = 6720, kScales = 6144, kSupers = 6656;

@@ -1,5 +1,5 @@
-// K types that are met less often than Q4_K and Q6_K (matmul.h): Q5_K, Q2_K, and Q8_K16, which finer types
-// are expanded to. Integer sub-scales, one float scale per 256 inputs.
+// K types but Q6_K (matmul.h): Q4_K, Q5_K, Q2_K, and Q8_K16, which finer types are expanded to. Integer
+// sub-scales, one float scale per 256 inputs.
 // Not here: byte layouts (pack.h), tiles. Included by matmul.h alone, between its types and its tiles.
 // Always true: the sum over 256 inputs is one exact int32, then fma for the scale, then for the minimum.
 #pragma once
@@ -9,8 +9,11 @@
 
 namespace insitu::INSITU_NS {
 
-struct Q5K {
-  static constexpr size_t kGroupBytes = 5760, kScales = 5120, kMins = 5376, kSupers = 5632;
+// Eight sub-groups of 32 inputs, each with an integer scale and minimum; a codec unpacks one of them.
+template <class Codec>
+struct Minimum32s {
+  static constexpr size_t kScales = 8 * Codec::kSubBytes, kMins = kScales + 256, kSupers = kMins + 256;
+  static constexpr size_t kGroupBytes = kSupers + 128;
 
   template <int R>
   static INSITU_INLINE void run(const uint8_t* w, int first, int k, const uint8_t* a, Ahead ahead, Sums<R>& acc) {
@@ -20,10 +23,10 @@ struct Q5K {
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) total[r][v] = izero();
       for (int s = 0; s < 8; s++) {
         ahead.group();
-        Dot<31> d[R][kTogether];
+        Dot<Codec::kMost> d[R][kTogether];
         INSITU_UNROLL for (int r = 0; r < R; r++)
           INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].start(0);
-        dot<R>(w + 640 * s + 4 * first, a + 32 * s, d);
+        Codec::template dot<R>(w + Codec::kSubBytes * s + 4 * first, a + 32 * s, d);
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
           const ivec scale = widen_u8(w + kScales + 32 * s + first + kLanes * v);
           INSITU_UNROLL for (int r = 0; r < R; r++) total[r][v] = sum(total[r][v], product(d[r][v].finish(0), scale));
@@ -33,10 +36,12 @@ struct Q5K {
       INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
         const int o = first + kLanes * v;
         const fvec super = fload_f16(w + kSupers + 2 * o), super_min = fload_f16(w + kSupers + 64 + 2 * o);
+        ivec mins[4];
+        INSITU_UNROLL for (int p = 0; p < 4; p++) mins[p] = widen_pairs(w + kMins + 64 * p + 2 * o);
         INSITU_UNROLL for (int r = 0; r < R; r++) {
           ivec low = izero();
           INSITU_UNROLL for (int p = 0; p < 4; p++)
-            low = add_pairs(low, widen_pairs(w + kMins + 64 * p + 2 * o), isame(four_bytes(sums + 16 * r + 4 * p)));
+            low = add_pairs(low, mins[p], isame(four_bytes(sums + 16 * r + 4 * p)));
           const fvec as = fsame(float_at(scales + 4 * r));
           acc[r][v] = ffma(fconvert(total[r][v]), fmul(super, as), acc[r][v]);
           acc[r][v] = ffnma(fconvert(low), fmul(super_min, as), acc[r][v]);
@@ -44,6 +49,29 @@ struct Q5K {
       }
     }
   }
+};
+
+struct Nibbles256 {
+  static constexpr int kMost = 15;
+  static constexpr size_t kSubBytes = 512;
+
+  template <int R>  // as Nibbles32, but rows lie 256 bytes apart
+  static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<15> (&d)[R][kTogether]) {
+    INSITU_UNROLL for (int j = 0; j < 4; j++) {
+      INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+        const ivec p = load_bytes(w + 128 * j + 4 * kLanes * v), low = low_nibbles(p), high = high_nibbles(p);
+        INSITU_UNROLL for (int r = 0; r < R; r++) {
+          d[r][v].add(low, isame(four_bytes(a + 256 * r + 8 * j)), 2 * j);
+          d[r][v].add(high, isame(four_bytes(a + 256 * r + 8 * j + 4)), 2 * j + 1);
+        }
+      }
+    }
+  }
+};
+
+struct Fifths256 {
+  static constexpr int kMost = 31;
+  static constexpr size_t kSubBytes = 640;
 
   template <int R>  // as Fifths32, but rows lie 256 bytes apart
   static INSITU_INLINE void dot(const uint8_t* w, const uint8_t* a, Dot<31> (&d)[R][kTogether]) {
@@ -57,6 +85,9 @@ struct Q5K {
     });
   }
 };
+
+using Q4K = Minimum32s<Nibbles256>;
+using Q5K = Minimum32s<Fifths256>;
 
 struct Q2K {
   static constexpr size_t kGroupBytes = 3200, kScales = 2048, kMins = 2560, kSupers = 3072;

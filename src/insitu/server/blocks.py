@@ -9,9 +9,10 @@ a time, its index counts from 0, and every block that was begun is ended.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +38,15 @@ class Block:
     name: str = ""
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """A call's arguments; None where they were cut short or are not as the tool wants them."""
+        try:
+            value = json.loads(self.text or "{}")
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
 
 
 class Change(StrEnum):

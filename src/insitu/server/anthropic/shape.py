@@ -6,7 +6,6 @@ Always true: joined deltas are the blocks of the whole answer, and a stream ends
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from insitu.server.blocks import BlockKind, Blocks, Change
@@ -113,13 +112,10 @@ def _whole(block: Block) -> dict[str, Any]:
     if block.kind is not BlockKind.CALL:
         whole[_DELTAS[block.kind][1]] = block.text
         return whole
-    try:
-        arguments = json.loads(block.text or "{}")
-    except ValueError:
-        arguments = None
-    if isinstance(arguments, dict):
+    arguments = block.arguments
+    if arguments is not None:
         whole["input"] = arguments
-    else:  # cut short, or not as the tool wants it: shown as it is, not as an empty call
+    else:  # shown as it is, not as an empty call
         whole["partial_json"] = block.text
     return whole
 

@@ -5,7 +5,6 @@ Always true: joined lines are the whole answer; calls are shown whole, when they
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -123,12 +122,9 @@ def _ns(seconds: float) -> int:
 def _call(block: Block) -> dict[str, Any]:
     function: dict[str, Any] = {"name": block.name, "arguments": {}}
     call = {"id": block.call_id, "function": function}
-    try:
-        arguments = json.loads(block.text or "{}")
-    except ValueError:
-        arguments = None
-    if isinstance(arguments, dict):
+    arguments = block.arguments
+    if arguments is not None:
         function["arguments"] = arguments
-    else:  # cut short, or not as the tool wants it: shown as it is, not as an empty call
+    else:  # shown as it is, not as an empty call
         function["partial_json"] = block.text
     return call

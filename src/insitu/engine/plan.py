@@ -230,6 +230,7 @@ class _Planner:
 
     def __init__(self, model: LoadedModel, wanted: Wanted, limit: Memory) -> None:
         self.model, self.wanted, self.limit = model, wanted, limit
+        self.program = lower(model.program)
         self.kv: KVLayout = kv_layout(
             model.spec, block_size=wanted.block_size, dtype=wanted.kv_cache_dtype
         )
@@ -312,8 +313,7 @@ class _Planner:
             num_blocks=num_blocks,
             max_blocks_per_seq=-(-max_model_len // self.kv.block_size),
         )
-        program = lower(self.model.program)
-        return native_sizes(program, self.kv, limits, self.threads)
+        return native_sizes(self.program, self.kv, limits, self.threads)
 
     def _fixed_bytes(self, sizes: NativeSizes) -> int:
         return sum(item.at_most_bytes for item in self._items(sizes) if item.name != "KV blocks")

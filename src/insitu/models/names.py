@@ -7,7 +7,7 @@ Always true: a name of None is a tensor that the decoder does without.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +95,8 @@ CONFIG_NAMES = TensorNames(
     down_proj="mlp.down_proj",
     moe=CONFIG_MOE,
 )
+# By format, of families that put norms on queries and keys.
+QK_NORM_NAMES = {
+    "gguf": replace(GGUF_NAMES, q_norm="attn_q_norm", k_norm="attn_k_norm"),
+    "safetensors": replace(CONFIG_NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
+}

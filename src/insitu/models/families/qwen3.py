@@ -5,7 +5,6 @@ Not here: anything another family shares; that is driven by the spec.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from insitu.models.config import (
@@ -18,7 +17,7 @@ from insitu.models.config import (
     upper_windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import QK_NORM_NAMES
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("qwen3", "Qwen3ForCausalLM")
-NAMES = {
-    "gguf": replace(GGUF_NAMES, q_norm="attn_q_norm", k_norm="attn_k_norm"),
-    "safetensors": replace(CONFIG_NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
-}
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -54,5 +49,5 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
 
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
     """Place every tensor of the file."""
-    names = NAMES[source.format]
+    names = QK_NORM_NAMES[source.format]
     return Placer(source, placement, spec, names, with_bias=biases_of(source)).weights()

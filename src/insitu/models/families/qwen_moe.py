@@ -20,7 +20,7 @@ from insitu.models.config import (
     upper_windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_MOE, CONFIG_NAMES, GGUF_MOE, GGUF_NAMES
+from insitu.models.names import CONFIG_MOE, CONFIG_NAMES, GGUF_MOE, GGUF_NAMES, QK_NORM_NAMES
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec, MlpSpec, MoeSpec
@@ -38,10 +38,6 @@ NAMES_OF_SECOND = {
     "safetensors": replace(
         CONFIG_NAMES, moe=replace(CONFIG_MOE, shared_gate="mlp.shared_expert_gate")
     ),
-}
-NAMES_OF_THIRD = {
-    "gguf": replace(GGUF_NAMES, q_norm="attn_q_norm", k_norm="attn_k_norm"),
-    "safetensors": replace(CONFIG_NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
 }
 
 
@@ -94,7 +90,7 @@ def _mlps(keys: Keys, *, is_second: bool) -> list[MlpSpec | MoeSpec]:
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
     """Place every tensor of the file."""
     if _architecture(source) in QWEN3:
-        names, with_bias = NAMES_OF_THIRD[source.format], biases_of(source)
+        names, with_bias = QK_NORM_NAMES[source.format], biases_of(source)
     else:
         names = NAMES_OF_SECOND[source.format]
         has_bias = source.format == "gguf" or source.metadata.boolean("qkv_bias", default=True)

@@ -29,7 +29,9 @@ class LiveServer:
     def __init__(self, url: str, process: subprocess.Popen[str]) -> None:
         self.url = url
         self.process = process
-        self.client = httpx.Client(base_url=url, timeout=300, trust_env=False)
+        # A connection each: one that was left idle may be closed by the server as it is used again.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=url, timeout=300, trust_env=False, limits=limits)
 
     def complete(self, prompt_ids: list[int], **fields: Any) -> dict[str, Any]:
         """The first choice of a greedy completion of token ids, with ids and log-probabilities."""

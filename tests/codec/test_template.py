@@ -238,10 +238,10 @@ def test_faults_are_named_errors(source: str) -> None:
     ],
 )  # fmt: skip
 def test_hostile_templates_end_within_bounds(source: str) -> None:
-    start = time.perf_counter()
+    start_s = time.thread_time()  # of the processor: the machine may be doing something else
     with pytest.raises((TemplateLimitError, UnsupportedTemplate)):
         render(source, big="a" * 200_000, numbers=list(range(100)))
-    assert time.perf_counter() - start < 3
+    assert time.thread_time() - start_s < 3
 
 
 def test_values_nested_too_deep_are_refused() -> None:

@@ -17,6 +17,8 @@ from tiny_model import (
     write_safetensors,
 )
 
+from insitu.engine import start
+from insitu.engine.runner import BatchRunner
 from insitu.kernels.blocks import BlockType
 from insitu.llm.front_door import LLM
 from insitu.refusal import Refusal
@@ -126,3 +128,24 @@ def test_outliers_in_keys_saturate_and_stay_finite(tmp_path: Path, outlier: floa
         (answer,) = llm.generate("hello world", asked)
     assert np.isfinite([one.logprob for one in answer.logprobs]).all()
     assert len(answer.logprobs) == 20
+
+
+def test_no_room_for_a_thread_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[BatchRunner] = []
+    close = BatchRunner.close
+
+    def has_no_room(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def closes(self: BatchRunner) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(start, "EngineLoop", has_no_room)
+    monkeypatch.setattr(BatchRunner, "close", closes)
+    write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(MemoryError, match="threads"):
+        three_tokens(tmp_path / "m.gguf")
+    assert len(closed) == 1

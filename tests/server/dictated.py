@@ -14,10 +14,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from server.asking import BASE, CHAT, events
+from server.asking import BASE, CHAT, chat_scope, events
 from tiny_model import END_TOKEN, Vocabulary, write_chain_gguf
 
 from insitu.engine.runner import BatchRunner, Underway
+from insitu.llm import inbox
 from insitu.llm.build import build
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+    from starlette.applications import Starlette
 
     from insitu.llm.text_generator import TextGenerator
 
@@ -97,6 +99,74 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch, step_s: float = 0.005) -> None:
         return finish(self, underway)
 
     monkeypatch.setattr(BatchRunner, "finish", slowly)
+
+
+async def until_idle(generator: TextGenerator, limit_s: float = 30) -> None:
+    """Wait until nothing is held and nothing is known of any request."""
+    end_s = time.monotonic() + limit_s  # what is not let go of runs for minutes
+    while True:
+        stats = generator.stats()
+        left = (
+            stats.num_kv_blocks_used,
+            stats.num_sequences,
+            stats.num_open,
+            stats.num_queued,
+            stats.num_streams,
+        )
+        if not any(left):
+            return
+        assert time.monotonic() < end_s, left
+        await asyncio.sleep(0.005)
+
+
+class Leaver:
+    """A client that reads what it is sent, and goes away when it is told to."""
+
+    def __init__(self, app: Starlette, body: dict[str, Any]) -> None:
+        self.said = ""
+        self._parts = [
+            {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        ]
+        self._news, self._gone = asyncio.Event(), asyncio.Event()
+        self._task = asyncio.ensure_future(app(chat_scope(), self._receive, self._send))
+
+    async def saw(self, num_tokens: int) -> None:
+        """Wait until so many tokens of ``a`` came."""
+        while self.said.count('"content":"a"') < num_tokens:
+            await self._news.wait()
+            self._news.clear()
+
+    async def leave(self) -> None:
+        """Go, and wait until the app has noticed."""
+        self._gone.set()
+        await self._task
+
+    async def read_all(self) -> str:
+        """Everything that the app says until it ends the answer."""
+        await self._task
+        return self.said
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._parts:
+            return self._parts.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.said += message.get("body", b"").decode()
+        self._news.set()
+
+
+def let_pass(monkeypatch: pytest.MonkeyPatch, passed_s: float) -> None:
+    """Let the running event loop's clock be so much later: timers that are due by then run."""
+    loop = asyncio.get_running_loop()
+    time_of = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time_of() + passed_s)
+
+
+def read_ever_so_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no answer be paused because its reader had no processor for a while."""
+    monkeypatch.setattr(inbox, "MAX_UNREAD", 10**9)
 
 
 def chat(**fields: Any) -> dict[str, Any]:

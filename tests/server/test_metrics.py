@@ -12,9 +12,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server.asking import BASE, CHAT, ask
-from server.dictated import chat, dictated
+from server.dictated import chat, dictated, until_idle
 from server.test_door import cancel_after_first_byte, sample, scrape
-from server.test_ending_early import until_idle
 
 from insitu.engine.stats import Stats
 from insitu.server.app import create_app

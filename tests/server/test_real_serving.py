@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from live_server import live_server
 from server.asking import BASE, CHAT
-from server.dictated import chat, dictated, slow_steps, write_dictated
-from server.test_door import cancel_after_first_byte, sample, scrape
+from server.dictated import (
+    Leaver,
+    chat,
+    dictated,
+    read_ever_so_slowly,
+    slow_steps,
+    until_idle,
+    write_dictated,
+)
+from server.test_door import sample, scrape
 
 from insitu.server.app import create_app
 from insitu.server.options import ServerOptions
@@ -22,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-    from starlette.applications import Starlette
 
     from insitu.llm.text_generator import TextGenerator
 
@@ -80,7 +87,8 @@ def test_running_and_waiting_streams_finish_after_a_signal(tmp_path: Path) -> No
 def test_every_request_is_counted_as_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_steps(monkeypatch)  # or the two that run are paused, and those that wait begin
+    slow_steps(monkeypatch)
+    read_ever_so_slowly(monkeypatch)  # or the two that run are paused, and those that wait begin
     how: dict[str, Any] = {"is_endless": True, "max_model_len": 100_000}
     with dictated(tmp_path, [b"a"], settings={"max_num_seqs": 2}, **how) as generator:
         scrapes = asyncio.run(six_complete_five_leave_two_are_refused(generator))
@@ -121,18 +129,17 @@ async def six_complete_five_leave_two_are_refused(generator: TextGenerator) -> l
         assert await post(stop="aaa", max_tokens=90) == 200
         assert {await post(n=129), await post(max_tokens=0)} == {400}
         # Two run and go on; three wait behind them until their clients leave.
-        tasks = [leaves_after(app, 1.0) for _ in range(2)]
-        while generator.stats().num_running < 2:
+        run = [Leaver(app, chat(stream=True)) for _ in range(2)]
+        for one in run:
+            await one.saw(1)
+        wait = [Leaver(app, chat(stream=True)) for _ in range(3)]
+        while generator.stats().num_waiting < 3:
             await asyncio.sleep(0.001)
-        tasks += [leaves_after(app, 0.1) for _ in range(3)]
-        for _ in range(3):
-            await asyncio.sleep(0.03)
-            scrapes.append(await scrape(client))
-        await asyncio.gather(*tasks)
-        while generator.stats().num_running or generator.stats().num_waiting:
-            await asyncio.sleep(0.001)
+        scrapes.append(await scrape(client))
+        for one in wait:
+            await one.leave()
+        scrapes.append(await scrape(client))
+        for one in run:
+            await one.leave()
+        await until_idle(generator)
         return [*scrapes, await scrape(client)]
-
-
-def leaves_after(app: Starlette, wait_s: float) -> asyncio.Task[None]:
-    return asyncio.create_task(cancel_after_first_byte(app, chat(stream=True), wait_s))

@@ -31,7 +31,11 @@ def start_engine(
 ) -> EngineLoop:
     """Pack the weights, reserve the KV pool, start the thread."""
     engine = make_engine(model, plan)
-    return EngineLoop(engine, max_num_waiting=max_num_waiting, step_timeout_s=step_timeout_s)
+    try:
+        return EngineLoop(engine, max_num_waiting=max_num_waiting, step_timeout_s=step_timeout_s)
+    except RuntimeError as error:  # how Python says that there is no room for a thread
+        engine.runner.close()
+        raise MemoryError("the engine's threads could not be started") from error
 
 
 def make_native(model: LoadedModel, plan: Plan) -> Native:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
+from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Watchdog:
     def age_s(self) -> float:
         """Seconds since the turn that runs began; 0 while there is none."""
         began_s = self._began_s
-        return 0.0 if began_s is None else time.monotonic() - began_s
+        return 0.0 if began_s is None else monotonic() - began_s
 
     @property
     def is_late(self) -> bool:
@@ -57,7 +57,7 @@ class Watchdog:
 
     def begin(self) -> None:
         """A turn begins."""
-        self._began_s = time.monotonic()
+        self._began_s = monotonic()
 
     def end(self) -> bool:
         """The turn ended: whether it was late."""

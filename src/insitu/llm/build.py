@@ -28,7 +28,6 @@ from insitu.weights.source import open_source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from insitu.codec.chat import ChatTemplate
     from insitu.codec.tokenizer import Tokenizer
     from insitu.weights.source import TensorSource
 
@@ -73,13 +72,13 @@ def build(
     wanted = Wanted(**settings)
     source = open_source(path)
     try:
+        model = load_model(source, wanted.max_model_len)
+        made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
+        tokenizer = load_tokenizer(source)
+        template = load_chat_template(source, tokenizer)
+        _require_rows(source, tokenizer, model)
         # The digest is made while weights are packed, and only of a file that can be served.
-        with ThreadPoolExecutor(2, thread_name_prefix="insitu-load") as workers:
-            codec = workers.submit(_load_codec, source)
-            model = load_model(source, wanted.max_model_len)
-            made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
-            tokenizer, template = codec.result()
-            _require_rows(source, tokenizer, model)
+        with ThreadPoolExecutor(1, thread_name_prefix="insitu-load") as workers:
             digest = workers.submit(source.digest)
             loop = start_engine(
                 model, made, max_num_waiting=max_num_waiting, step_timeout_s=step_timeout_s
@@ -114,11 +113,6 @@ def build(
 
 def _sampling_defaults(source: TensorSource, wanted: Wanted) -> SamplingDefaults | None:
     return None if wanted.sampling_defaults == "none" else read_sampling_defaults(source)
-
-
-def _load_codec(source: TensorSource) -> tuple[Tokenizer, ChatTemplate]:
-    tokenizer = load_tokenizer(source)
-    return tokenizer, load_chat_template(source, tokenizer)
 
 
 def _require_rows(source: TensorSource, tokenizer: Tokenizer, model: LoadedModel) -> None:

@@ -168,7 +168,6 @@ def test_scales_that_a_half_cannot_hold_make_float_rows(tmp_path: Path) -> None:
         (GPTQ | {"checkpoint_format": "marlin"}, "'marlin' is not supported"),
         (PACKED | {"format": "float-quantized"}, "FP8 is not supported"),
         (PACKED | groups_of(type="float"), "'float' is not supported"),
-        (PACKED | groups_of(actorder="group"), "actorder"),
         (PACKED | groups_of(num_bits=2), "is 2; 4 or 8"),
         (PACKED | {"config_groups": {}}, "0 widths"),
         (PACKED | {"config_groups": {"g": {}}}, "weights.*is missing"),
@@ -181,10 +180,37 @@ def test_what_is_not_understood_is_refused(
         open_source(write(tmp_path, settings, {"x.bias": np.ones(4, np.float16)}))
 
 
-def test_act_order_is_refused(tmp_path: Path) -> None:
-    arrays = gptq(Quantised(16, points=8))
-    arrays["x.g_idx"] = arrays["x.g_idx"][::-1].copy()
-    with pytest.raises(ModelFileError, match=r"x\.g_idx: act-order"):
+@pytest.mark.parametrize("points", [8, None])
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
+def test_act_order_gives_each_input_the_scale_of_its_group(
+    tmp_path: Path, method: str, points: int | None
+) -> None:
+    x = Quantised(16, points=points)
+    index = np.random.default_rng(3).permutation(np.arange(K) // GROUP).astype(np.int32)
+    if method == "gptq":
+        settings, arrays = GPTQ | {"desc_act": True}, gptq(x) | {"x.g_idx": index}
+    else:
+        settings = PACKED | groups_of(actorder="group")
+        arrays = compressed(x, has_points=points is None) | {"x.weight_g_idx": index}
+    source = open_source(write(tmp_path, settings, arrays))
+    assert source.tensors["x.weight"].block_type is BlockType.F32
+    expected = (x.q - x.z[:, index]).astype(np.float32) * x.s.astype(np.float32)[:, index]
+    assert np.array_equal(decode(BlockType.F32, source.read("x.weight"), N, K), expected)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (np.full(K, 2), "names groups from 2 to 2, of 2"),
+        (np.full(K, -1), "names groups from -1 to -1, of 2"),
+        (np.zeros(K - 1), "has shape"),
+    ],
+)
+def test_groups_that_are_not_there_are_refused(
+    tmp_path: Path, index: np.ndarray, said: str
+) -> None:
+    arrays = gptq(Quantised(16, points=8)) | {"x.g_idx": index.astype(np.int32)}
+    with pytest.raises(ModelFileError, match=said):
         open_source(write(tmp_path, GPTQ | {"desc_act": True}, arrays))
 
 

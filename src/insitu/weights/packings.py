@@ -3,8 +3,8 @@
     AWQ       qweight [k, n/8], qzeros [groups, n/8], scales [groups, n]
     GPTQ      qweight [k/8, n], qzeros [groups, n/8], scales [groups, n], g_idx [k]
     compressed-tensors
-              weight_packed [n, k/8], weight_scale [n, groups], weight_zero_point [n/8, groups]
-              or weight int8 [n, k]
+              weight_packed [n, k/8], weight_scale [n, groups], weight_zero_point [n/8, groups],
+              weight_g_idx [k], or weight int8 [n, k]
 
 Words are int32 of eight 4-bit integers (or four of 8), lowest bits first. Not here: what becomes of
 them (``prequantized``). Always true: weight = (integer - zero point) * scale, nothing else.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from insitu.weights.safetensors import SafetensorsFile
 
 Int16 = npt.NDArray[np.int16]
+Int32 = npt.NDArray[np.int32]
 _AWQ_ORDER = np.array((0, 2, 4, 6, 1, 3, 5, 7))  # nibble i holds the output of this number
 
 
@@ -41,13 +42,14 @@ class Packed(Protocol):
     k: int
     low: int
     high: int
+    is_in_order: bool  # groups are of neighbours; else (act-order) each input has its own scale
 
     def integers(self) -> Int16:
         """[n, k]."""
         ...
 
     def scales(self) -> Float32:
-        """[n, groups], a group being so many neighbours in k."""
+        """[n, groups], a group being so many neighbours in k; [n, k] where not in order."""
         ...
 
 
@@ -99,6 +101,19 @@ class Reader:
         kind = BlockType(info.block_type)
         return decode(kind, self.source.read(name), rows, columns).reshape(info.shape)
 
+    def groups_of_inputs(self, name: str, k: int, num_groups: int) -> Int32 | None:
+        """The group of each input, None where there is no such tensor or it says neighbours."""
+        if not self.has(name):
+            return None
+        index = self.array(name, "I32", 1)
+        self.require(name, index.shape, (k,))
+        if np.array_equal(index, np.arange(k) // (k // num_groups)):
+            return None
+        if index.min() < 0 or index.max() >= num_groups:
+            message = f"names groups from {index.min()} to {index.max()}, of {num_groups}"
+            raise ModelFileError(self.source.path, f"tensor {name}", message)
+        return np.asarray(index, np.int32)
+
     def require(self, name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         """Refuse a tensor whose shape does not fit the linear."""
         if got != wanted:
@@ -149,12 +164,17 @@ class _ByInput:
         if not is_awq and reader.has(f"{prefix}.g_idx"):
             parts.append("g_idx")
         self.tensors = tuple(f"{prefix}.{part}" for part in parts)
-        self._groups = reader.floats(f"{prefix}.scales").shape[0]
-        reader.require(f"{prefix}.scales", self.scales().T.shape, (self._groups, self.n))
+        shape = reader.floats(f"{prefix}.scales").shape
+        self._groups = shape[0]
+        reader.require(f"{prefix}.scales", shape, (self._groups, self.n))
         zeros = reader.words(f"{prefix}.qzeros")
         reader.require(f"{prefix}.qzeros", zeros.shape, (self._groups, self.n // count))
         if self._groups < 1 or self.k % self._groups:
             reader.require(f"{prefix}.scales", (self._groups,), (self.k,))
+        self._index = (
+            None if is_awq else reader.groups_of_inputs(f"{prefix}.g_idx", self.k, self._groups)
+        )
+        self.is_in_order = self._index is None
         points = self._points()
         self.low, self.high = -int(points.max()), (1 << num_bits) - 1 - int(points.min())
 
@@ -173,11 +193,12 @@ class _ByInput:
         words = self._reader.words(f"{self._prefix}.qweight")
         fields = unpacked(words, self._num_bits, axis=1 if self._is_awq else 0)
         q = self._ordered(fields) if self._is_awq else fields
-        less: Int16 = q - np.repeat(self._points(), self.k // self._groups, axis=0)
+        less: Int16 = q - _by_input(self._points(), self._index, self.k, axis=0)
         return np.ascontiguousarray(less.T)
 
     def scales(self) -> Float32:
-        return np.ascontiguousarray(self._reader.floats(f"{self._prefix}.scales").T)
+        scales = self._reader.floats(f"{self._prefix}.scales")
+        return np.ascontiguousarray((scales if self._index is None else scales[self._index]).T)
 
 
 class _Awq:
@@ -209,20 +230,14 @@ class _Gptq:
 
     def linears(self) -> Iterator[Packed]:
         for prefix in self._reader.prefixes(".qweight"):
-            linear = _ByInput(self._reader, prefix, self._num_bits, is_awq=False)
-            name = f"{prefix}.g_idx"
-            if self._reader.has(name):
-                self._require_in_order(name, linear)
-            yield linear
+            yield _ByInput(self._reader, prefix, self._num_bits, is_awq=False)
 
-    def _require_in_order(self, name: str, linear: _ByInput) -> None:
-        """Groups of neighbours only: with act-order a group's inputs lie anywhere."""
-        index = self._reader.array(name, "I32", 1)
-        self._reader.require(name, index.shape, (linear.k,))
-        groups = linear.scales().shape[1]
-        if not np.array_equal(index, np.arange(linear.k) // (linear.k // groups)):
-            message = "act-order (desc_act) is not supported: its groups are not of neighbours"
-            raise UnsupportedModelError(self._reader.source.path, f"tensor {name}", message)
+
+def _by_input(points: Int16, index: Int32 | None, k: int, axis: int) -> Int16:
+    """Zero points of groups as those of inputs."""
+    if index is None:
+        return np.repeat(points, k // points.shape[axis], axis=axis)
+    return np.take(points, index, axis=axis)
 
 
 class _ByOutput:
@@ -234,7 +249,7 @@ class _ByOutput:
         self._weight = f"{prefix}.weight_packed" if is_packed else self.name
         self._scale, self._point = f"{prefix}.weight_scale", f"{prefix}.weight_zero_point"
         self._is_packed, self._has_points = is_packed, reader.has(self._point)
-        shape = f"{prefix}.weight_shape"
+        order, shape = f"{prefix}.weight_g_idx", f"{prefix}.weight_shape"
         told = reader.array(shape, "I64", 1) if is_packed else None
         if is_packed:
             rows, columns = reader.words(self._weight).shape
@@ -245,11 +260,16 @@ class _ByOutput:
         if told is not None:
             reader.require(self._weight, (rows, columns), tuple(int(size) for size in told))
         parts = [self._weight, self._scale, *([shape] if is_packed else [])]
-        self.tensors = (*parts, *([self._point] if self._has_points else []))
-        groups = self.scales().shape[1]
-        reader.require(self._scale, self.scales().shape, (self.n, groups))
-        if self.k % groups:
+        optional = [name for name in (self._point, order) if reader.has(name)]
+        self.tensors = (*parts, *optional)
+        self._index: Int32 | None = None
+        shape_of_scales = self.scales().shape
+        groups = self._groups = shape_of_scales[1]
+        reader.require(self._scale, shape_of_scales, (self.n, groups))
+        if not groups or self.k % groups:
             reader.require(self._scale, (self.n, groups), (self.n, self.k))
+        self._index = reader.groups_of_inputs(order, self.k, groups)
+        self.is_in_order = self._index is None
         half = 1 << (num_bits - 1)
         points = self._points()
         reader.require(self._point, points.shape, (self.n, groups))
@@ -258,7 +278,7 @@ class _ByOutput:
     def _points(self) -> Int16:
         """Zero points [n, groups]."""
         if not self._has_points:
-            return np.zeros(self.scales().shape, np.int16)
+            return np.zeros((self.n, self._groups), np.int16)
         if not self._is_packed:
             return self._reader.array(self._point, "I8").astype(np.int16)
         points = unpacked(self._reader.words(self._point), self._num_bits, axis=0)
@@ -270,12 +290,12 @@ class _ByOutput:
             q = fields - np.int16(1 << (self._num_bits - 1))
         else:
             q = self._reader.array(self._weight, "I8").astype(np.int16)
-        points = self._points()
-        return np.asarray(q - np.repeat(points, self.k // points.shape[1], axis=1), np.int16)
+        return np.asarray(q - _by_input(self._points(), self._index, self.k, axis=1), np.int16)
 
     def scales(self) -> Float32:
         scales = self._reader.floats(self._scale)
-        return scales.reshape(len(scales), -1) if scales.ndim else scales.reshape(1, 1)
+        by_group = scales.reshape(len(scales), -1) if scales.ndim else scales.reshape(1, 1)
+        return by_group if self._index is None else by_group[:, self._index]
 
 
 class _Compressed:
@@ -303,8 +323,6 @@ class _Compressed:
             kind = weights.string("type", "int")
             if kind != "int":
                 raise weights.fault("type", f"{kind!r} is not supported (int)")
-            if weights.has("actorder") and weights.string("actorder") not in ("weight", "static"):
-                raise weights.fault("actorder", "is not supported: groups must be of neighbours")
             found.add(_num_bits(weights, "num_bits", (4, 8) if self._is_packed else (8,)))
         if len(found) != 1:
             raise settings.fault("config_groups", f"has weights of {len(found)} widths, not one")
@@ -313,7 +331,4 @@ class _Compressed:
     def linears(self) -> Iterator[Packed]:
         suffix = ".weight_packed" if self._is_packed else ".weight_scale"
         for prefix in self._reader.prefixes(suffix):
-            if self._reader.has(f"{prefix}.weight_g_idx"):
-                name, message = f"tensor {prefix}.weight_g_idx", "act-order is not supported"
-                raise UnsupportedModelError(self._reader.source.path, name, message)
             yield _ByOutput(self._reader, prefix, self._num_bits, is_packed=self._is_packed)

@@ -2,7 +2,8 @@
 
 A linear ``X`` of such a folder is several tensors (integers, scales, zero points). Here it is one,
 ``X.weight``, in the block type that holds the same numbers: Q4_0 (4 bits about 8), Q5_0 (4 bits
-with zero points), Q8_0 (8 bits), or F32 where scales do not fit a float16. It is made when read.
+with zero points), Q8_0 (8 bits), or F32 where scales do not fit a float16 or groups are not of
+neighbours. It is made when read.
 
 Not here: what the packers' tensors hold (``packings``). Always true: a setting that is not
 understood is refused by its name.
@@ -107,6 +108,8 @@ class PrequantizedSource:
 
 def _block_type(linear: Packed) -> BlockType:
     """By the range of integers and whether float16 holds every scale."""
+    if not linear.is_in_order:
+        return BlockType.F32
     scales = linear.scales()
     if linear.k // scales.shape[1] % 32:
         return BlockType.F32

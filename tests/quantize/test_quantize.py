@@ -16,6 +16,7 @@ from insitu.kernels.blocks import BlockType, decode
 from insitu.quantize import run
 from insitu.quantize.errors import QuantizeError
 from insitu.quantize.grids import fit
+from insitu.quantize.layout import Types
 from insitu.quantize.rounding import round_nearest, round_with_moments
 from insitu.quantize.run import Wish, quantize
 from insitu.weights.gguf import GGUFFile
@@ -99,7 +100,7 @@ def test_inputs_that_never_move_do_no_harm() -> None:
 def test_a_file_is_written_whole_and_others_read_it(tmp_path: Path, method: str) -> None:
     source, target = tmp_path / "a.gguf", tmp_path / "b.gguf"
     write_gguf(source, block_types=BlockType.F32, pairs={"general.file_type": 0}, **SIZES)
-    wish = Wish(source, target, BlockType.Q4_K, BlockType.Q6_K, method, max_num_tokens=64)  # type: ignore[arg-type]
+    wish = Wish(source, target, Types(BlockType.Q4_K, BlockType.Q6_K), method, max_num_tokens=64)  # type: ignore[arg-type]
     report = quantize(wish, silent)
     assert sorted(tmp_path.iterdir()) == [source, target]
     before, after = GGUFFile(source), GGUFFile(target)
@@ -133,7 +134,7 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bytes(
 ) -> None:
     source, whole, target = (tmp_path / f"{name}.gguf" for name in "abc")
     write_gguf(source, block_types=BlockType.F32, **SIZES)
-    quantize(Wish(source, whole, BlockType.Q4_0, max_num_tokens=64), silent)
+    quantize(Wish(source, whole, Types(BlockType.Q4_0), max_num_tokens=64), silent)
     made: list[str] = []
 
     def counting(kind: BlockType, own: np.ndarray, moments: np.ndarray) -> object:
@@ -143,7 +144,7 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bytes(
         return round_with_moments(kind, own, moments)
 
     monkeypatch.setattr(run, "round_with_moments", counting)
-    wish = Wish(source, target, BlockType.Q4_0, max_num_tokens=64)
+    wish = Wish(source, target, Types(BlockType.Q4_0), max_num_tokens=64)
     with pytest.raises(KeyboardInterrupt):
         quantize(wish, silent)
     assert not target.exists()
@@ -160,15 +161,15 @@ def test_a_draft_of_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "b.gguf.partial").write_bytes(b"other")
     journal = tmp_path / "b.gguf.partial.json"
     journal.write_text(json.dumps({"identity": {}, "done": {"output.weight": None}}))
-    quantize(Wish(source, target, BlockType.Q8_0, method="nearest"), silent)
+    quantize(Wish(source, target, Types(BlockType.Q8_0), method="nearest"), silent)
     assert GGUFFile(target).tensors["output.weight"].block_type is BlockType.Q8_0
 
 
 def test_a_draft_that_lost_its_end_is_begun_again(tmp_path: Path) -> None:
     source, whole, target = (tmp_path / f"{name}.gguf" for name in "abc")
     write_gguf(source, block_types=BlockType.F32)
-    quantize(Wish(source, whole, BlockType.Q8_0, method="nearest"), silent)
-    wish = Wish(source, target, BlockType.Q8_0, method="nearest")
+    quantize(Wish(source, whole, Types(BlockType.Q8_0), method="nearest"), silent)
+    wish = Wish(source, target, Types(BlockType.Q8_0), method="nearest")
 
     def stopping(_what: str, done: int, total: int) -> None:
         if done == total:
@@ -197,7 +198,7 @@ def test_only_another_file_is_written_over(tmp_path: Path) -> None:
         (pipe, "no file"),
     ):
         with pytest.raises(QuantizeError, match=why):
-            quantize(Wish(source, target, BlockType.Q4_0, method="nearest"), silent)
+            quantize(Wish(source, target, Types(BlockType.Q4_0), method="nearest"), silent)
     assert source.read_bytes() == before
     assert sorted(one.name for one in tmp_path.iterdir()) == [
         "a.gguf",
@@ -210,7 +211,7 @@ def test_only_another_file_is_written_over(tmp_path: Path) -> None:
 def test_narrow_rows_take_a_type_of_as_many_bits(tmp_path: Path) -> None:
     source, target = tmp_path / "a.gguf", tmp_path / "b.gguf"
     write_gguf(source, block_types=BlockType.F32)
-    quantize(Wish(source, target, BlockType.Q4_K, method="nearest"), silent)
+    quantize(Wish(source, target, Types(BlockType.Q4_K), method="nearest"), silent)
     kinds = {name: info.block_type for name, info in GGUFFile(target).tensors.items()}
     assert kinds["blk.0.attn_q.weight"] == "Q4_0"
     assert [kinds[name] for name in HEADS] == ["Q8_0", "Q8_0"]
@@ -220,11 +221,11 @@ def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     write_safetensors(folder)
     with pytest.raises(QuantizeError, match="only GGUF files"):
-        quantize(Wish(folder, tmp_path / "x.gguf", BlockType.Q4_0), silent)
+        quantize(Wish(folder, tmp_path / "x.gguf", Types(BlockType.Q4_0)), silent)
     source = tmp_path / "a.gguf"
     write_gguf(source)
     with pytest.raises(QuantizeError, match="IQ4_XS: there is no method"):
-        quantize(Wish(source, tmp_path / "x.gguf", BlockType.IQ4_XS), silent)
+        quantize(Wish(source, tmp_path / "x.gguf", Types(BlockType.IQ4_XS)), silent)
 
 
 def test_the_verb_writes_and_reports(tmp_path: Path) -> None:

@@ -18,8 +18,22 @@ from insitu.settings.fields import STORE_FIELDS
 if TYPE_CHECKING:
     from insitu.settings.fields import Settings
 
-_TYPES = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "q2_k")
+_TYPES = (
+    "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "q2_k", "f32", "f16", "bf16",
+)  # fmt: skip
 _FILE = click.Path(path_type=Path)
+
+
+def _named(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    """PATTERN=TYPE, the two apart."""
+    pairs = []
+    for value in values:
+        pattern, kind = value.rpartition("=")[::2]
+        if not pattern or kind not in _TYPES:
+            wanted = f"PATTERN=TYPE, TYPE one of {', '.join(_TYPES)}"
+            raise click.BadParameter(f"{value!r} is no {wanted}.")
+        pairs.append((pattern, kind))
+    return pairs
 
 
 @click.command("quantize")
@@ -30,6 +44,14 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--head-type", type=click.Choice(_TYPES), help="Of embedding and head [default: q8_0]."
+)
+@click.option(
+    "--tensor",
+    "named",
+    multiple=True,
+    callback=_named,
+    metavar="PATTERN=TYPE",
+    help="Another type for tensors by name, as 'blk.*.ffn_down.weight=q6_k'.",
 )
 @click.option(
     "--method",
@@ -52,22 +74,27 @@ _FILE = click.Path(path_type=Path)
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 @settings_flags(STORE_FIELDS)
 def quantize_command(settings: Settings, source: str, target: Path, **options: Any) -> None:
-    """Write the GGUF model SRC to the file DST with fewer bits a weight.
+    """Write the model SRC to DST with fewer bits a weight: GGUF to a file, safetensors to a folder.
 
     A run that is stopped goes on where it was when it is given again.
     """
     from insitu.cli.opening import locate
     from insitu.kernels.blocks import BlockType
+    from insitu.quantize.layout import Types
     from insitu.quantize.run import CALIBRATION, Wish, quantize
 
     if not target.parent.is_dir():
         raise click.UsageError(f"there is no folder {target.parent}.")
     head = options["head_type"]
+    types = Types(
+        BlockType(options["kind"].upper()),
+        None if head is None else BlockType(head.upper()),
+        tuple((pattern, BlockType(kind.upper())) for pattern, kind in options["named"]),
+    )
     wish = Wish(
         locate(source, settings).path,
         target,
-        BlockType(options["kind"].upper()),
-        None if head is None else BlockType(head.upper()),
+        types,
         options["method"],
         options["calibration"] or CALIBRATION,
         max_num_tokens=options["tokens"],
@@ -77,9 +104,10 @@ def quantize_command(settings: Settings, source: str, target: Path, **options: A
     if options["is_json"]:
         click.echo(json.dumps(report.as_json(), indent=1))
         return
-    click.echo(f"{'tensor':<32}{'type':<8}{'error':>9}{'in outputs':>12}")
+    width = max(32, *(len(one.name) + 2 for one in report.tensors))
+    click.echo(f"{'tensor':<{width}}{'type':<8}{'error':>9}{'in outputs':>12}")
     for one in report.tensors:
         outputs = "-" if one.output_error is None else f"{one.output_error:.4f}"
-        click.echo(f"{one.name:<32}{one.block_type:<8}{one.error:>9.4f}{outputs:>12}")
+        click.echo(f"{one.name:<{width}}{one.block_type:<8}{one.error:>9.4f}{outputs:>12}")
     size_mb = report.size_bytes / 1e6
     click.echo(f"{target}: {size_mb:,.1f} MB, {report.bits_per_weight:.2f} bits a weight")

@@ -41,6 +41,7 @@ class Segment:
     k: int
     data: Blocks | Callable[[], Blocks] | None
     stored_as: BlockType | None = None
+    is_transposed: bool = False  # the tensor holds [k, n]
 
     def __post_init__(self) -> None:
         """Hold the promise that data is whole rows."""

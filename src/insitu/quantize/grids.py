@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from insitu.kernels.block_parts import Unpacked, spread
-from insitu.kernels.blocks import BlockType
+from insitu.kernels.blocks import FLOATS, BlockType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +52,8 @@ def fit(block_type: BlockType, weights: Float32, importance: Float32) -> Grid:
 
 
 def can_fit(block_type: BlockType) -> bool:
-    """Whether there are grids of this type."""
-    return block_type in _FIT
+    """Whether there are grids of this type, or it holds floats."""
+    return block_type in _FIT or block_type in FLOATS
 
 
 def _half(values: Float32) -> Float32:

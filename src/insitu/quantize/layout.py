@@ -7,9 +7,10 @@ tensors may be written in any order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from insitu.kernels.blocks import BlockType
+from insitu.kernels.blocks import FLOATS, BlockType
 from insitu.quantize.errors import QuantizeError
 from insitu.quantize.grids import can_fit
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from insitu.weights.tensors import TensorInfo
 
 ALIGNMENT = 32
-# Rows of these are looked up, or give the logits.
-_HEADS = ("token_embd.weight", "output.weight", "position_embd.weight")
+# Of GGUF files: rows of these are looked up, or give the logits.
+HEADS = ("token_embd.weight", "output.weight", "position_embd.weight")
 # Where rows are no multiple of 256.
 _NARROW = {
     BlockType.Q2_K: BlockType.Q4_0,
@@ -55,16 +56,35 @@ class Target:
         return self.shape[-1]
 
 
-def lay_out(
-    tensors: Mapping[str, TensorInfo], wanted: BlockType, head: BlockType | None
-) -> list[Target]:
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The type of the layers' matrices, of embedding and head, and of tensors by their names."""
+
+    layers: BlockType
+    head: BlockType | None = None
+    named: tuple[tuple[str, BlockType], ...] = ()  # a pattern of names; the first that fits
+
+    def of(self, name: str) -> BlockType:
+        """What a matrix of this name is to be."""
+        for pattern, kind in self.named:
+            if fnmatchcase(name, pattern):
+                return kind
+        if name not in HEADS:
+            return self.layers
+        return self.head or (self.layers if self.layers in FLOATS else BlockType.Q8_0)
+
+
+def lay_out(tensors: Mapping[str, TensorInfo], types: Types) -> list[Target]:
     """A target for every tensor, in the order of the file."""
-    for kind in (wanted, head or BlockType.Q8_0):
+    for kind in (types.layers, types.head or types.layers, *(kind for _, kind in types.named)):
         if not can_fit(kind):
             raise QuantizeError(f"--type {kind}: there is no method that makes it.")
+    for pattern, _ in types.named:
+        if not any(fnmatchcase(name, pattern) for name in tensors):
+            raise QuantizeError(f"--tensor {pattern}: no tensor has such a name.")
     targets, offset = [], 0
     for info in tensors.values():
-        kind, is_kept = _type_of(info, wanted, head)
+        kind, is_kept = _type_of(info, types)
         rows = info.num_bytes if is_kept else _rows(info) * kind.row_bytes(info.shape[-1])
         targets.append(Target(info.name, info.shape, kind, is_kept, rows, offset))
         offset += -(-rows // ALIGNMENT) * ALIGNMENT
@@ -78,14 +98,12 @@ def _rows(info: TensorInfo) -> int:
     return count
 
 
-def _type_of(info: TensorInfo, wanted: BlockType, head: BlockType | None) -> tuple[BlockType, bool]:
+def _type_of(info: TensorInfo, types: Types) -> tuple[BlockType, bool]:
     """Vectors, routers and rows that no block divides stay as they are."""
     is_matrix = len(info.shape) > 1 and info.name.endswith(".weight")
     if not is_matrix or "norm" in info.name or "gate_inp" in info.name:
         return info.block_type, True
-    kind = wanted
-    if info.name in _HEADS:
-        kind = head if head is not None else BlockType.Q8_0
+    kind = types.of(info.name)
     if info.shape[-1] % kind.block_size:
         kind = _NARROW.get(kind, kind)
     if info.shape[-1] % kind.block_size:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from insitu.kernels.assemble import assemble
 from insitu.kernels.block_parts import Unpacked
+from insitu.kernels.blocks import FLOATS, BlockType, decode
+from insitu.kernels.encode import encode
 from insitu.quantize.grids import Grid, fit
 
 if TYPE_CHECKING:
     from insitu.kernels.block_parts import Bytes, Float32
-    from insitu.kernels.blocks import BlockType
 
 Float64 = npt.NDArray[np.float64]
 
@@ -39,6 +40,8 @@ class Rounded:
 
 def round_nearest(block_type: BlockType, weights: Float32, importance: Float32) -> Rounded:
     """Each weight to the nearest value of grids fitted under ``importance`` [k]."""
+    if block_type in FLOATS:
+        return _floats(block_type, weights)
     size = block_type.block_size
     grids, integers = [], []
     for start in range(0, weights.shape[1], size):
@@ -51,6 +54,8 @@ def round_nearest(block_type: BlockType, weights: Float32, importance: Float32) 
 
 def round_with_moments(block_type: BlockType, weights: Float32, moments: Float32) -> Rounded:
     """GPTQ: ``moments`` [k, k] are sums of products of inputs."""
+    if block_type in FLOATS:
+        return _floats(block_type, weights)
     left, size = weights.copy(), block_type.block_size
     factor = _factor(moments.astype(np.float64)).astype(np.float32)
     importance = (1 / np.diag(factor) ** 2).astype(np.float32)
@@ -71,6 +76,13 @@ def round_with_moments(block_type: BlockType, weights: Float32, moments: Float32
                 left[:, column + 1 : last] -= error * factor[column, column + 1 : last]
         left[:, last:] -= errors @ factor[first:last, last:]
     return _joined(block_type, grids, integers)
+
+
+def _floats(block_type: BlockType, weights: Float32) -> Rounded:
+    """Each to the nearest float: no error is worth making up for."""
+    n, k = weights.shape
+    raw = encode(block_type, weights)
+    return Rounded(np.frombuffer(raw, np.uint8).reshape(n, -1), decode(block_type, raw, n, k))
 
 
 def _factor(moments: Float64) -> Float64:

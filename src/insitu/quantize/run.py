@@ -7,7 +7,7 @@ it was; the source is only read.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from insitu.evaluate.text import cut, read_text
-from insitu.kernels.blocks import BlockType, decode
+from insitu.kernels.blocks import FLOATS, decode
 from insitu.models.load import load_model
 from insitu.quantize.calibrate import run_through
+from insitu.quantize.checkpoint import CheckpointForm
 from insitu.quantize.errors import QuantizeError
-from insitu.quantize.layout import Target, lay_out
+from insitu.quantize.gguf_form import GGUFForm
+from insitu.quantize.layout import HEADS
 from insitu.quantize.rounding import Rounded, round_nearest, round_with_moments
-from insitu.quantize.writer import PartialFile, header_of
+from insitu.quantize.writer import PartialFile
 from insitu.weights.gguf import GGUFFile
 from insitu.weights.gguf_split import SplitGGUF
+from insitu.weights.safetensors import WEIGHTS
 from insitu.weights.source import open_source
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
     from insitu.kernels.block_parts import Float32
     from insitu.kernels.pack import Segment
+    from insitu.quantize.layout import Target, Types
+    from insitu.quantize.writer import Form
+    from insitu.weights.tensors import TensorSource
 
     Watch = Callable[[str, int, int], None]  # what, done, total
 
@@ -45,8 +51,7 @@ class Wish:
 
     source: Path
     target: Path
-    block_type: BlockType
-    head_type: BlockType | None = None
+    types: Types
     method: Method = "gptq"
     calibration: Path = CALIBRATION
     window: int = 512
@@ -79,27 +84,46 @@ class Report:
 
 def quantize(wish: Wish, watch: Watch) -> Report:
     """Write ``wish.target``."""
-    _require_target(wish)
     source = open_source(wish.source)
     try:
-        if not isinstance(source, (GGUFFile, SplitGGUF)):
-            raise QuantizeError(f"{wish.source}: only GGUF files can be quantised.")
-        targets = lay_out(source.tensors, wish.block_type, wish.head_type)
-        kinds = Counter(t.block_type for t in targets if not t.is_kept)
-        if not kinds:
-            raise QuantizeError(f"{wish.source}: no tensor of it can be {wish.block_type}.")
-        header = header_of(source.raw_pairs(), targets, str(kinds.most_common(1)[0][0]))
-        with PartialFile(wish.target, header, targets, _identity(wish, source.digest())) as out:
-            _Work(wish, source, targets, out, watch).run()
+        form = _form(wish, source)
+        if all(target.is_kept for target in form.targets):
+            raise QuantizeError(f"{wish.source}: no tensor of it can be {wish.types.layers}.")
+        form.prepare()
+        with PartialFile(form, _identity(wish, source.digest())) as out:
+            _Work(wish, source, form.targets, out, watch).run()
             errors = tuple(TensorError(**note) for note in out.done.values() if note is not None)
     finally:
         source.close()
-    num_weights = sum(t.n * t.k for t in targets if not t.is_kept)
-    num_bytes = sum(t.num_bytes for t in targets if not t.is_kept)
-    return Report(wish.target.stat().st_size, 8 * num_bytes / num_weights, errors)
+    num_weights = sum(t.n * t.k for t in form.targets if not t.is_kept)
+    num_bytes = sum(t.num_bytes for t in form.targets if not t.is_kept)
+    return Report(form.path.stat().st_size, 8 * num_bytes / num_weights, errors)
 
 
-def _require_target(wish: Wish) -> None:
+def _form(wish: Wish, source: TensorSource) -> Form:
+    """GGUF of GGUF, a folder of safetensors of one."""
+    if isinstance(source, (GGUFFile, SplitGGUF)):
+        _require_file(wish)
+        return GGUFForm(wish.target, source, wish.types)
+    _require_folder(wish)
+    return CheckpointForm(wish.target, source, load_model(source), wish.types)
+
+
+def _require_folder(wish: Wish) -> None:
+    """An empty folder, or one that a stopped run began."""
+    if wish.target.suffix == ".gguf":
+        raise QuantizeError(
+            f"{wish.target}: safetensors are written as a folder of safetensors; name a folder."
+        )
+    if wish.target.is_dir():
+        names = {path.name for path in wish.target.iterdir()}
+        if names and f"{WEIGHTS}.partial.json" not in names:
+            raise QuantizeError(f"{wish.target}: is there and is not empty.")
+    elif os.path.lexists(wish.target):
+        raise QuantizeError(f"{wish.target}: is there and is no folder.")
+
+
+def _require_file(wish: Wish) -> None:
     """Nothing but a file is written over, and never the source."""
     if not wish.target.exists():
         return
@@ -120,7 +144,7 @@ class _Work:
     def __init__(
         self,
         wish: Wish,
-        source: GGUFFile | SplitGGUF,
+        source: TensorSource,
         targets: list[Target],
         out: PartialFile,
         watch: Watch,
@@ -130,7 +154,8 @@ class _Work:
 
     def run(self) -> None:
         """Calibrated tensors in the order they are met, then the rest."""
-        is_calibrated = self._wish.method != "nearest"
+        kinds = {target.block_type for target in self._targets.values() if not target.is_kept}
+        is_calibrated = self._wish.method != "nearest" and not kinds <= set(FLOATS)
         if is_calibrated and not all(name in self._out.done for name in self._targets):
             self._calibrated()
         for target in self._targets.values():
@@ -151,8 +176,12 @@ class _Work:
         """A linear's weights, quantised unless its tensor is a head, or only a part of one."""
         target = self._targets.get(segment.name)
         own = decode(segment.block_type, segment.raw(), segment.n, segment.k)
-        is_whole = target is not None and (target.n, target.k) == (segment.n, segment.k)
-        if target is None or not is_whole or not segment.name.startswith("blk.") or target.is_kept:
+        is_whole = (
+            target is not None
+            and (target.n, target.k) == (segment.n, segment.k)
+            and not segment.is_transposed
+        )
+        if target is None or not is_whole or segment.name in HEADS or target.is_kept:
             return own
         if segment.name in self._out.done:
             blocks = self._out.read(segment.name)

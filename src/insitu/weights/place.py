@@ -134,7 +134,7 @@ class Placement:
         raw = self._source.read(info.name)
         elements = np.frombuffer(raw, f"V{info.block_type.block_bytes}").reshape(info.shape)
         data = np.ascontiguousarray(elements.T).tobytes()
-        return Segment(info.name, info.block_type, n, k, data)
+        return Segment(info.name, info.block_type, n, k, data, is_transposed=True)
 
     def _segment(self, info: TensorInfo, n: int, k: int) -> Segment:
         """All rows of a tensor."""

@@ -1,10 +1,11 @@
 """insitu beside other engines, alternating in one run: decode, prefill, and a batch.
 
     python benchmarks/compare.py MODEL.gguf --batch 16 \\
-        --peer llama-cpp=venv-llama/bin/python --peer openvino-genai=venv-ov/bin/python
+        --peer llama-cpp=venv-llama/bin/python --peer openvino-genai=venv-ov/bin/python \\
+        --peer batched-bench=llama.cpp/build/bin/llama-batched-bench
 
 A peer runs in an environment of its own: NAME=PYTHON, or NAME=PYTHON:FILE for another form of the
-model. Without --peer, those that this Python can import are run. Medians over the rounds, and over
+model; ``batched-bench`` is a program built of llama.cpp's or ik_llama.cpp's repository instead. Without --peer, those that this Python can import are run. Medians over the rounds, and over
 the raw reads that came before every measurement: a host's bandwidth moves by the minute, so only
 ratios within one run mean anything. Not a gate.
 """
@@ -19,21 +20,23 @@ import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 PEERS = Path(__file__).resolve().parent / "peers"
-# name -> (script, module that says it is there)
+# name -> (script, module that says it is there; none: what is given is a program, not a Python)
 KNOWN = {
     "llama-cpp": ("llama_cpp_peer.py", "llama_cpp"),
     "openvino-genai": ("openvino_genai_peer.py", "openvino_genai"),
+    "onnxruntime-genai": ("onnxruntime_genai_peer.py", "onnxruntime_genai"),
+    "batched-bench": ("batched_bench_peer.py", ""),
 }
 CONTEXT = 128
 
 
-def say(line: str) -> None:
-    """To standard output, now."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def say(line: str, file: TextIO = sys.stdout) -> None:
+    """Now."""
+    file.write(line + "\n")
+    file.flush()
 
 
 @dataclass
@@ -68,6 +71,8 @@ class Runner:
 def start(script: str, python: str, model: Path, options: argparse.Namespace, note: str) -> Runner:
     """A process that loads the model."""
     command = [python, str(PEERS / script), str(model), str(options.threads), str(options.batch)]
+    if script == KNOWN["batched-bench"][0]:
+        command = [sys.executable, *command[1:], python]
     errors = None if options.verbose else subprocess.DEVNULL
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)  # noqa: S603
@@ -80,7 +85,7 @@ def peers(options: argparse.Namespace) -> list[tuple[str, str, Path]]:
         return [
             (name, sys.executable, options.model)
             for name, (_, module) in KNOWN.items()
-            if find_spec(module)
+            if module and find_spec(module)
         ]
     chosen = []
     for text in options.peer:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 def measure(engine: Engine, batch: int, context: int, steps: int) -> tuple[float, float]:
     """Milliseconds of a decode step, and of the native call in it."""
-    chance = random.Random(0)  # noqa: S311
+    chance = random.Random(0)
     for index in range(batch):
         ids = tuple(chance.randrange(1000) for _ in range(context))
         engine.add(Prompt(f"{index}", ids, 4 * steps, index, temperature=0.0))
-    native = engine.runner._native  # noqa: SLF001
+    native = engine.runner._native
     scheduler = engine.scheduler
     while scheduler.waiting or any(one.num_output_tokens < 5 for one in scheduler.running):
         engine.step()

@@ -5,9 +5,10 @@
         --peer batched-bench=llama.cpp/build/bin/llama-batched-bench
 
 A peer runs in an environment of its own: NAME=PYTHON, or NAME=PYTHON:FILE for another form of the
-model; ``batched-bench`` is a program built of llama.cpp's or ik_llama.cpp's repository instead. Without --peer, those that this Python can import are run. Medians over the rounds, and over
-the raw reads that came before every measurement: a host's bandwidth moves by the minute, so only
-ratios within one run mean anything. Not a gate.
+model; ``batched-bench`` is a program built of llama.cpp's or ik_llama.cpp's repository instead.
+Without --peer, those that this Python can import are run. Medians over the rounds, and over the raw
+reads that came before every measurement: a host's bandwidth moves by the minute, so only ratios
+within one run mean anything. Not a gate.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def start(script: str, python: str, model: Path, options: argparse.Namespace, no
         command = [sys.executable, *command[1:], python]
     errors = None if options.verbose else subprocess.DEVNULL
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)  # noqa: S603
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)
     return Runner(note, process)
 
 

@@ -23,7 +23,6 @@ import numpy as np
 from insitu.engine.machine import memory_limit
 from insitu.engine.plan import Wanted, make_plan
 from insitu.engine.start import make_native
-from insitu.kernels.native import Native
 from insitu.kernels.sampling import SamplingArrays
 from insitu.models.batch import Batch
 from insitu.models.load import load_model
@@ -31,6 +30,8 @@ from insitu.weights.source import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from insitu.kernels.native import Native
 
 CONTEXT = 128
 HOG = "import os; os.sched_setaffinity(0, {int(os.environ['CORE'])})\nwhile True: pass"
@@ -45,7 +46,7 @@ def native(path: Path, threads: int) -> Native:
 
 def tokens_per_s(engine: Native, block_size: int, seconds: float) -> float:
     """Decode the same position again and again."""
-    ints = lambda *values: np.array(values, np.int32)  # noqa: E731
+    ints = lambda *values: np.array(values, np.int32)
     blocks = np.arange(CONTEXT // block_size + 1, dtype=np.int32)[None]
     at = ints(CONTEXT)
     batch = Batch(ints(1), at, at, blocks, ints(0, 1), at + 1, ints(0))
@@ -62,7 +63,7 @@ def tokens_per_s(engine: Native, block_size: int, seconds: float) -> float:
 @contextmanager
 def hog(core: int) -> Iterator[None]:
     """A process that takes all it can get of one core."""
-    process = subprocess.Popen([sys.executable, "-c", HOG], env={**os.environ, "CORE": str(core)})  # noqa: S603
+    process = subprocess.Popen([sys.executable, "-c", HOG], env={**os.environ, "CORE": str(core)})
     try:
         time.sleep(0.2)
         yield

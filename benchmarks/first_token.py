@@ -63,7 +63,7 @@ def main() -> None:
         "empty_python_s": round(time.perf_counter() - started, 3),
         "anonymous_mib": round(statistics.median(size for _, size in runs) / 2**20, 1),
     }
-    print(json.dumps(result))  # noqa: T201
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def say(line: str) -> None:
 def insitu(*arguments: str) -> Any:
     """What a verb prints as JSON."""
     command = [sys.executable, "-m", "insitu", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout)
@@ -95,13 +95,13 @@ def peer_server(options: argparse.Namespace) -> Iterator[str]:
     if options.threads:
         command += ["--n_threads", str(options.threads), "--n_threads_batch", str(options.threads)]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)  # noqa: S603
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
     url = f"http://127.0.0.1:{port}"
     try:
         end_s = time.monotonic() + _START_S
         while True:
             try:
-                urlopen(f"{url}/v1/models", timeout=1).close()  # noqa: S310
+                urlopen(f"{url}/v1/models", timeout=1).close()
                 break
             except (URLError, OSError):
                 if process.poll() is not None or time.monotonic() > end_s:

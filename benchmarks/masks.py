@@ -61,8 +61,8 @@ def main() -> None:
             steps = after.counters["steps"] - before.counters["steps"]
             tokens = sum(one.usage.completion_tokens for one in made)
             print(
-                f"{name}: {steps} steps, {tokens} tokens in {took_s:.3f} s, {took_s / steps * 1e3:.2f} ms a"
-                f" step; masks {sum(filled_s):.4f} s, {sum(filled_s) / took_s:.1%} of it"
+                f"{name}: {steps} steps, {tokens} tokens in {took_s:.3f} s, "
+                f"{took_s / steps * 1e3:.2f} ms a step; masks {sum(filled_s):.4f} s, {sum(filled_s) / took_s:.1%} of it"
             )
 
 

@@ -14,19 +14,21 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from insitu.engine.machine import memory_limit
 from insitu.engine.plan import Wanted, make_plan
 from insitu.engine.start import make_native
-from insitu.kernels.native import Native
 from insitu.kernels.sampling import EditArrays, MaskArrays, SamplingArrays, num_mask_words
 from insitu.models.batch import Batch
 from insitu.models.load import load_model
 from insitu.sampling_params import Order
 from insitu.weights.source import open_source
+
+if TYPE_CHECKING:
+    from insitu.kernels.native import Native
 
 CONTEXT = 128
 SETTINGS: dict[str, dict[str, Any]] = {

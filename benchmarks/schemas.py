@@ -15,10 +15,9 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema  # a package of its own: pip install jsonschema
 import numpy as np
@@ -28,6 +27,9 @@ from insitu.codec.tokenizer import Tokenizer, load_tokenizer
 from insitu.refusal import Refusal
 from insitu.types import Guide
 from insitu.weights.source import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DRAFTS = {
     "draft4": jsonschema.Draft4Validator,

@@ -9,9 +9,7 @@ import sys
 def start(model: str, *options: str) -> subprocess.Popen[str]:
     """``insitu serve`` on a free loopback port; who starts it ends it."""
     command = [sys.executable, "-m", "insitu", "serve", model, "--port", "0", *options]
-    return subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def url_of(process: subprocess.Popen[str]) -> str:

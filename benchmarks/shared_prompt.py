@@ -68,7 +68,7 @@ def first_token_s(client: httpx.Client, system: str, question: str) -> tuple[flo
 
 def measure(url: str, runs: int, num_tokens: int) -> list[dict[str, float]]:
     """One entry a run."""
-    chance = random.Random(1000)  # noqa: S311
+    chance = random.Random(1000)
     results = []
     with httpx.Client(base_url=url, trust_env=False, timeout=300) as client:
         first_token_s(client, "Be brief.", "Hello?")  # the process is warm, the prompt is not
@@ -102,7 +102,7 @@ def main() -> None:
         process.terminate()
         process.communicate()
     ratio = statistics.median(run["ratio"] for run in runs)
-    print(json.dumps({"runs": runs, "median_ratio": ratio}))  # noqa: T201
+    print(json.dumps({"runs": runs, "median_ratio": ratio}))
 
 
 if __name__ == "__main__":

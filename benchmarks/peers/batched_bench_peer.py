@@ -38,7 +38,7 @@ class BatchedBench:
         threads = {"-t": self._threads, "-tb": self._threads}
         options = [str(one) for pair in (sizes | threads).items() for one in pair]
         command = [self._binary, "-m", self._model, *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         rows = re.findall(r"^\|( *[\d.]+ *\|.*)\|$", done.stdout + done.stderr, re.MULTILINE)
         if not rows:
             raise SystemExit(f"{self._binary}: {done.stderr[-500:]}")

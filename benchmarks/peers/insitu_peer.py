@@ -39,10 +39,10 @@ class Insitu:
         plan = make_plan(loaded, wanted)
         self._vocab_size = plan.vocab_size
         self._ids = itertools.count()
-        self._random = random.Random(0)  # noqa: S311
+        self._random = random.Random(0)
         self._read_bytes = sum(group.size_bytes for group in plan.weights)
         self._engine = make_engine(loaded, plan)
-        native = self._engine.runner._native  # noqa: SLF001
+        native = self._engine.runner._native
         self._flush_bytes = lines(cache_bytes())
         self._ceilings = Ceilings(native, self._flush_bytes + self._read_bytes)
         source.close()

@@ -2,8 +2,8 @@
 
     PYTHON llama_cpp_logits.py MODEL_FILE IDS.npy LOGITS.npy
 
-IDS holds windows [count, length]; each is evaluated as one prompt. Keys and values are f16, llama.cpp's
-default.
+IDS holds windows [count, length]; each is evaluated as one prompt. Keys and values are f16,
+llama.cpp's default.
 """
 
 import sys

@@ -31,7 +31,7 @@ class LlamaCpp:
             raise SystemExit(f"llama.cpp cannot load {model}")
         vocab = c.llama_model_get_vocab(self._model)
         self._vocab_size = c.llama_vocab_n_tokens(vocab)
-        self._random = random.Random(0)  # noqa: S311
+        self._random = random.Random(0)
         self._contexts: dict[int, Any] = {}
         self.prefill(64)
 

@@ -27,7 +27,7 @@ class OnnxRuntime:
         self._model = og.Model(config)
         about = json.loads((Path(model) / "genai_config.json").read_text())
         self._vocab_size = int(about["model"]["vocab_size"])
-        self._random = random.Random(0)  # noqa: S311
+        self._random = random.Random(0)
         self.prefill(64)
 
     def prefill(self, tokens: int) -> tuple[int, float]:

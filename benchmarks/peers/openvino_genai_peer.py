@@ -23,7 +23,7 @@ class OpenVino:
         self._pipe = openvino_genai.LLMPipeline(model, "CPU", **options)
         vocab = self._pipe.get_tokenizer().get_vocab()
         self._vocab_size = len(vocab)
-        self._random = random.Random(0)  # noqa: S311
+        self._random = random.Random(0)
         self.prefill(64)
 
     def prefill(self, tokens: int) -> tuple[int, float]:

@@ -62,7 +62,8 @@ def main() -> None:
             tokens = sum(one.usage.completion_tokens for one in made)
             print(
                 f"{name}: {steps} steps, {tokens} tokens in {took_s:.3f} s, "
-                f"{took_s / steps * 1e3:.2f} ms a step; masks {sum(filled_s):.4f} s, {sum(filled_s) / took_s:.1%} of it"
+                f"{took_s / steps * 1e3:.2f} ms a step; "
+                f"masks {sum(filled_s):.4f} s, {sum(filled_s) / took_s:.1%} of it"
             )
 
 

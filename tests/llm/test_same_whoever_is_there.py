@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from llm.counting import counted_anew
 from insitu.llm.build import build
 from insitu.llm.front_door import LLM
 from insitu.sampling_params import SamplingParams
-from insitu.types import Caller, Delta, Request
+from insitu.types import Caller, Delta, Guide, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +76,31 @@ def test_in_any_company(generator: TextGenerator, mine: SamplingParams) -> None:
             )
         copies = (answer(generator, f"c{i}", mine, after=i) for i in range(8))
         assert [joined(one) for one in await asyncio.gather(*copies)] == alone[:1] * 8
+
+    asyncio.run(main())
+
+
+def test_masked_biased_and_seeded_rows_share_a_batch(generator: TextGenerator) -> None:
+    greedy = SamplingParams(max_tokens=60, temperature=0.0, seed=1, logprobs=1)
+    favourite = asyncio.run(answer(generator, "it", replace(greedy, max_tokens=1)))
+    bias = {favourite[0].token_ids[0]: -100.0}
+    wanted = {"type": "object", "properties": {"a": {"enum": ["x", 5]}}, "required": ["a"]}
+    schema = {**wanted, "additionalProperties": False}
+    asked: dict[str, dict[str, Any]] = {
+        "masked": {"sampling": greedy, "guide": Guide("json_schema", schema)},
+        "seeded": {"sampling": replace(greedy, temperature=0.9, seed=7, ignore_eos=True)},
+        "biased": {"sampling": replace(greedy, logit_bias=bias)},
+    }
+
+    async def main() -> None:
+        alone = [joined(await answer(generator, name, **how)) for name, how in asked.items()]
+        assert json.loads(alone[0][0])["a"] in ("x", 5)
+        assert favourite[0].token_ids[0] not in alone[2][1]
+        for text, _, logprobs, _, _ in alone:
+            assert "nan" not in repr([one.logprob for one in logprobs]), text
+        for _ in range(12):
+            together = (answer(generator, name, **how) for name, how in asked.items())
+            assert [joined(one) for one in await asyncio.gather(*together)] == alone
 
     asyncio.run(main())
 

@@ -91,13 +91,13 @@ def test_every_request_is_counted_as_it_ended(
     read_ever_so_slowly(monkeypatch)  # or the two that run are paused, and those that wait begin
     how: dict[str, Any] = {"is_endless": True, "max_model_len": 100_000}
     with dictated(tmp_path, [b"a"], settings={"max_num_seqs": 2}, **how) as generator:
-        scrapes = asyncio.run(six_complete_five_leave_two_are_refused(generator))
+        scrapes = asyncio.run(seven_complete_five_leave_two_are_refused(generator))
     after = scrapes[-1]
     assert max(sample(one, "insitu_num_requests_waiting") for one in scrapes) > 0
     for name in ("insitu_requests_received_total", "insitu_generation_tokens_total"):
         values = [sample(one, name) for one in scrapes]
         assert values == sorted(values)
-    outcomes = {"completed": 6, "cancelled": 5, "failed": 0, "refused": 2}
+    outcomes = {"completed": 7, "cancelled": 5, "failed": 0, "refused": 2}
     for outcome, count in outcomes.items():
         assert sample(after, "insitu_requests_total", outcome=outcome) == count, outcome
         name = "gen_ai_server_request_duration_seconds_count"
@@ -105,17 +105,17 @@ def test_every_request_is_counted_as_it_ended(
     assert sample(after, "insitu_requests_received_total") == sum(outcomes.values())
     for name in ("num_requests_running", "num_requests_waiting", "kv_blocks_used"):
         assert sample(after, f"insitu_{name}") == 0
-    # Prompts of one token, whose first token came: six completed and two cancelled.
-    assert sample(after, "insitu_prompt_tokens_total") == 8
-    assert sample(after, "insitu_generation_tokens_total") >= 5 * 9 + 3
+    # Prompts of one token, whose first token came: seven completed and two cancelled.
+    assert sample(after, "insitu_prompt_tokens_total") == 9
+    assert sample(after, "insitu_generation_tokens_total") >= 5 * 9 + 3 + 2 * 9
     made = sample(after, "insitu_engine_sampled_tokens_total")
     assert made >= sample(after, "insitu_generation_tokens_total")
     finished = sample(after, "insitu_engine_sequences_finished_total")
     aborted = sample(after, "insitu_engine_sequences_aborted_total")
-    assert finished + aborted == sample(after, "insitu_engine_sequences_submitted_total") == 11
+    assert finished + aborted == sample(after, "insitu_engine_sequences_submitted_total") == 13
 
 
-async def six_complete_five_leave_two_are_refused(generator: TextGenerator) -> list[str]:
+async def seven_complete_five_leave_two_are_refused(generator: TextGenerator) -> list[str]:
     """What is scraped before, meanwhile, and once nothing is left."""
     app = create_app(generator, ServerOptions())
     transport = httpx.ASGITransport(app=app)
@@ -127,6 +127,7 @@ async def six_complete_five_leave_two_are_refused(generator: TextGenerator) -> l
         scrapes = [await scrape(client)]
         assert {await post(max_tokens=9, stream=i % 2 > 0) for i in range(5)} == {200}
         assert await post(stop="aaa", max_tokens=90) == 200
+        assert await post(n=2, max_tokens=9) == 200  # one request, whose prompt is counted once
         assert {await post(n=129), await post(max_tokens=0)} == {400}
         # Two run and go on; three wait behind them until their clients leave.
         run = [Leaver(app, chat(stream=True)) for _ in range(2)]

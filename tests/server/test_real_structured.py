@@ -214,3 +214,49 @@ def test_refusals_leave_what_runs_unharmed(
     assert error_of(answers[1])["param"] == param
     first, last = (answers[place].json()["choices"][0]["message"] for place in (0, 2))
     assert first == last
+
+
+@pytest.mark.parametrize("stop", [["\n\nUser:"], ["\n\nUser:", "</tool"]])
+def test_what_a_stop_string_held_back_is_read_like_all_else(
+    tmp_path: Path, stop: list[str]
+) -> None:
+    with dictated(tmp_path, [*SCRIPT, b"\n\nUse"], settings=READ) as generator:
+        choice, _ = both_ways(generator, tools=[ADD], stop=stop)
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm so", "Let me.Use")
+    assert [one["function"]["arguments"] for one in message["tool_calls"]] == ['{"a": 1}']
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_stop_string_behind_an_opened_call_loses_nothing_before_it(tmp_path: Path) -> None:
+    script = [b"<think>", b"a", b"</think>", b"answer", b"<tool_call>", b"\n\nUser", b": x"]
+    with dictated(tmp_path, script, settings=READ) as generator:
+        choice, usage = both_ways(generator, tools=[ADD], stop=["\n\nUser:"])
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("a", "answer<tool_call>")
+    assert "tool_calls" not in message
+    assert choice["finish_reason"] == "stop"
+    assert usage["completion_tokens"] == len(script)
+
+
+def test_choices_that_end_at_different_places_are_kept_apart(tmp_path: Path) -> None:
+    with dictated(tmp_path, SCRIPT, settings=READ) as generator:
+        # At so high a temperature a script is left at any place, each choice at its own.
+        fields = {"n": 3, "temperature": 0.35, "max_tokens": 40, "tools": [ADD]}
+        bodies = [chat(**fields, seed=seed) for seed in range(4)]
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        asked = [one for body in bodies for one in (body, {**body, **options})]
+        answers = ask_together(generator, asked)
+    num_lengths = 0
+    for whole, streamed in zip(answers[::2], answers[1::2], strict=True):
+        body, chunks = whole.json(), events(streamed)
+        assert chunks[-1]["usage"] == body["usage"]
+        assert [one["index"] for one in body["choices"]] == [0, 1, 2]
+        for choice in body["choices"]:
+            own = [c for x in chunks for c in x["choices"] if c["index"] == choice["index"]]
+            assert _joined(own) == choice["message"]
+            assert [one["finish_reason"] for one in own if one["finish_reason"]] == [
+                choice["finish_reason"]
+            ]
+        num_lengths += len({json.dumps(one["message"]) for one in body["choices"]}) > 1
+    assert num_lengths

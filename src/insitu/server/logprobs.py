@@ -69,13 +69,16 @@ class CompletionLogprobs:
         if echo.text.startswith(echo.first_token):
             self._offset = len(echo.first_token)
         rest = self.take(prompt)
+        # The answer is a text of its own: it completes no character that the prompt left cut.
+        self._offset += len(self._decoder.decode(b"", final=True))
         return {name: [value, *rest[name]] for name, value in first.items()}
 
     def take(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The object for the next tokens of the choice."""
         offsets = []
         for one in tokens:
-            offsets.append(self._offset)
+            num_broken = _num_broken(self._decoder.getstate()[0], one.bytes)
+            offsets.append(self._offset + num_broken)
             self._offset += len(self._decoder.decode(one.bytes))
         answer: dict[str, Any] = {
             "tokens": [spell_token(one) for one in tokens],
@@ -89,6 +92,17 @@ class CompletionLogprobs:
             answer["top_token_ids"] = [[one.token_id for one in top] for top in tops]
             answer["top_token_logprobs"] = [[one.logprob for one in top] for top in tops]
         return answer
+
+
+def _num_broken(begun: bytes, following: bytes) -> int:
+    """How many characters a begun one becomes that these bytes do not go on with."""
+    if not begun or not following:
+        return 0
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begun + following[:1])
+    except UnicodeDecodeError:
+        return len(begun.decode(errors="replace"))
+    return 0
 
 
 def _by_text(one: TokenLogprob) -> dict[str, float]:

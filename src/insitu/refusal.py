@@ -35,11 +35,19 @@ class Refusal(Exception):
 class RequestFailed(Exception):
     """A request that was admitted and then failed inside; the server and other requests live on.
 
-    ``code`` and ``status`` are as in ``Refusal``.
+    ``code``, ``status`` and ``param`` are as in ``Refusal``.
     """
 
-    def __init__(self, message: str, *, code: str = "request_failed", status: int = 500) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "request_failed",
+        status: int = 500,
+        param: str | None = None,
+    ) -> None:
         super().__init__(message)
+        self.param = param
         self.code = code
         self.status = status
 

@@ -13,6 +13,7 @@ from codec.walking import spoken, takes, tiny_tokenizer
 from insitu.codec.call_grammar import CallGrammar
 from insitu.codec.grammar import GrammarCompiler, GrammarConstraint, lark_of
 from insitu.codec.tools import FORMATS, CallFormat, format_named
+from insitu.refusal import Refusal
 
 TOKENIZER = tiny_tokenizer()
 COMPILER = GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size)
@@ -122,3 +123,41 @@ def test_python_calls_of_a_schema_whose_required_is_no_list_require_nothing(requ
     pythonic = next(one for one in FORMATS if one.name == "pythonic")
     rules = CallGrammar(pythonic, TOKENIZER, "").calls({"f": schema}, is_parallel=False)
     assert takes(compiled(["start: calls", *rules]), TOKENIZER, "[f()]") is True
+
+
+def python_rules(schema: dict[str, Any]) -> list[str]:
+    pythonic = next(one for one in FORMATS if one.name == "pythonic")
+    rules = CallGrammar(pythonic, TOKENIZER, "").calls({"f": schema}, is_parallel=False)
+    return ["start: calls", *rules]
+
+
+def test_python_calls_have_every_required_argument() -> None:
+    schema = {"properties": {"a": {"type": "integer"}}, "required": ["b", "a"]}
+    constraint = compiled(python_rules(schema))
+    for text in ("[f(a=1, b=2)]", '[f(a=1, b="x")]', "[f(a=1, b=[null])]"):
+        assert takes(constraint, TOKENIZER, text), text
+    for text in ("[f()]", "[f(a=1)]", "[f(b=1)]"):
+        assert not takes(constraint, TOKENIZER, text), text
+    never = {"properties": {"a": {"type": "integer"}, "b": False}, "required": ["a"]}
+    assert takes(compiled(python_rules(never)), TOKENIZER, "[f(a=1)]")
+    assert not takes(compiled(python_rules(never)), TOKENIZER, "[f(a=1, b=1)]")
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
+        ({"type": ["object", "null"]}, "type"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "minProperties"),
+        ({"properties": {"not-a-name": {}}}, "not-a-name"),
+        ({"properties": {"class": {}}}, "class"),
+        ({"properties": {"a": False}, "required": ["a"]}, "parameter a"),
+        ({"required": ["a b"]}, "a b"),
+    ],
+)
+def test_what_python_calls_cannot_be_held_to_is_refused_by_name(
+    schema: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(Refusal, match=word) as caught:
+        python_rules(schema)
+    assert (caught.value.param, caught.value.code) == ("tools", "invalid_grammar")

@@ -237,7 +237,7 @@ def test_a_grammar_grows_too_complex_by_its_own_tokens_alone() -> None:
     before, begun = guided("regex", wide), guided("regex", wide)
     begun.advance(TOKENIZER.encode("a", add_special_tokens=False, parse_special=False)[0])
     alone, error = letters_until_it_fails(guided("regex", wide))
-    assert (error.code, error.status) == ("grammar_too_complex", 422)
+    assert (error.code, error.status, error.param) == ("grammar_too_complex", 422, "guide")
     assert "too many expressions" in str(error)
     assert "Tokens" not in str(error)
     assert alone > 2

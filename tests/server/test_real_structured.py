@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from server.asking import TEXT, error_of, events
+from server.asking import CHAT, TEXT, error_of, events
 from server.dictated import ask_together, chat, dictated
 
 from insitu.llm.guiding import Answering
@@ -260,3 +260,27 @@ def test_choices_that_end_at_different_places_are_kept_apart(tmp_path: Path) -> 
             ]
         num_lengths += len({json.dumps(one["message"]) for one in body["choices"]}) > 1
     assert num_lengths
+
+
+WIDE = "(((a{1,1000}){1,1000}){1,1000})"
+TOO_COMPLEX: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"guided_regex": WIDE}, "guided_regex"),
+    (TEXT, {"structured_outputs": {"regex": WIDE}}, "structured_outputs.regex"),
+    ("/v1/messages", {"guided_regex": WIDE}, "guided_regex"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), TOO_COMPLEX)
+def test_a_form_that_grows_too_complex_names_its_field_also_in_a_stream(
+    tmp_path: Path, path: str, fields: dict[str, Any], param: str
+) -> None:
+    body: dict[str, Any] = {**chat(max_tokens=100), **fields}
+    if path == TEXT:
+        body["prompt"] = body.pop("messages")[0]["content"]
+    with dictated(tmp_path, [b"a"], is_endless=True, settings=CALLED) as generator:
+        whole, streamed = ask_together(generator, [body, {**body, "stream": True}], path)
+    assert whole.status_code == 422
+    error = whole.json()["error"]
+    assert (error["param"], error["code"]) == (param, "grammar_too_complex")
+    assert f'"param":"{param}"' in streamed.text
+    assert '"finish_reason":"' not in streamed.text

@@ -194,6 +194,24 @@ def test_hostile_http_gets_a_json_answer(
     assert httpx.get(server.url + "/health").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/v1/responses", "/v1/unknown"])
+@pytest.mark.parametrize("lines", [("Content-Length: -1",), ("X y",), ("X: " + "y" * 200_000,)])
+def test_what_cannot_be_parsed_is_answered_in_the_words_of_its_path(
+    server: Running, path: str, lines: tuple[str, ...]
+) -> None:
+    with server.connect() as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(raw_post(path, b"{}", "X-Request-Id: mine", "A: b", *lines))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    status, value = int(head.split()[1]), json.loads(body)
+    assert status == (431 if len(lines[0]) > 20 else 400)
+    assert b"x-request-id: mine" in head.lower()
+    error = value if path == "/api/chat" else value["error"]
+    assert error["code"] == ("headers_too_large" if status == 431 else "invalid_http")
+    assert ("request_id" in value) == (path == "/v1/messages")
+    assert isinstance(value["error"], str) == (path == "/api/chat")
+
+
 def test_a_trailer_is_not_a_header(server: Running) -> None:
     body = json.dumps(text_body()).encode()
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
@@ -256,17 +274,24 @@ def test_expect_continue_is_honoured(server: Running) -> None:
 
 
 def open_stream(one: Running, into: list[str]) -> threading.Thread:
+    """Read a stream elsewhere; it has begun."""
+    has_begun = threading.Event()
+
     def read() -> None:
         with httpx.stream("POST", one.url + CHAT, json=chat_body(stream=True), timeout=20) as got:
-            into.append("".join(got.iter_text()))
+            parts = got.iter_text()
+            first = next(parts)
+            has_begun.set()
+            into.append(first + "".join(parts))
 
     thread = threading.Thread(target=read)
     thread.start()
+    assert has_begun.wait(20)
     return thread
 
 
 def test_sigterm_lets_streams_finish_and_idle_connections_go() -> None:
-    with running({"gap_s": 0.15}, drain_grace_s=10) as one:
+    with running({"gap_s": 0.3}, drain_grace_s=10) as one:
         texts: list[str] = []
         threads = [open_stream(one, texts) for _ in range(3)]
         idle = one.connect()
@@ -275,7 +300,7 @@ def test_sigterm_lets_streams_finish_and_idle_connections_go() -> None:
         slow = one.connect()
         body = json.dumps(chat_body(stream=True)).encode()
         slow.sendall(raw_post(CHAT, body, f"Content-Length: {len(body)}"))
-        time.sleep(0.4)
+        assert slow.recv(10)
         one.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         assert httpx.get(one.url + "/health").status_code == 503

@@ -8,9 +8,11 @@ grammar accepts is read back as those calls by the format's own reader.
 from __future__ import annotations
 
 import json
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.grammar import JSON_OPTIONS, literal
+from insitu.refusal import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,20 +156,49 @@ def _escaped(text: str) -> str:
     return "".join(one if one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
 
 
+# What a grammar of Python calls can hold a tool's arguments to; and what asks nothing.
+_PYTHON_KEYWORDS = frozenset(
+    (
+        *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
+        *("title", "description", "$schema", "$comment", "examples", "default", "x-guidance"),
+    )
+)
+
+
+def _python_parameters(name: str, schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parameters of a tool by name, those that are required and not described included."""
+    beyond = sorted(set(schema) - _PYTHON_KEYWORDS)
+    if beyond or schema["type"] != "object":
+        raise _no_python(f"{beyond[0] if beyond else 'type'} of {name}")
+    properties, required = schema.get("properties"), schema.get("required")
+    known = dict(properties) if isinstance(properties, dict) else {}
+    for key in required if isinstance(required, list) else ():
+        known.setdefault(key, {})
+    for key, value in list(known.items()):
+        if value is False and not (isinstance(required, list) and key in required):
+            del known[key]
+        elif value is False or not str(key).isidentifier() or iskeyword(key):
+            raise _no_python(f"parameter {key} of {name}")
+    return {key: value if isinstance(value, dict) else {} for key, value in known.items()}
+
+
+def _no_python(what: str) -> Refusal:
+    message = f"tools cannot be enforced where calls are written as Python: {what[:80]}."
+    return Refusal(message, param="tools", code="invalid_grammar")
+
+
 def _python_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
     """``f(a=1, b="x")``: parameters in the schema's order, those not required may be left out.
 
     first_0: a (with what may follow, after a comma), or what may come first without a
     """
-    properties = schema.get("properties")
-    items = list(properties.items()) if isinstance(properties, dict) else []
+    items = list(_python_parameters(name, schema).items())
     required = schema.get("required")
     required = required if isinstance(required, list) else ()
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     rules = [f"{rule}: {literal(name + '(')} {rule}_first_0 {literal(')')}"]
     for index, (key, value) in enumerate(items):
-        own = value if isinstance(value, dict) else {}
-        written = json.dumps({**shared, **own, "x-guidance": JSON_OPTIONS})
+        written = json.dumps({**shared, **value, "x-guidance": JSON_OPTIONS})
         rules.append(f"{rule}_arg_{index}: {literal(key + '=')} %json {written}")
         after = f"{rule}_next_{index + 1}"
         first = f"{rule}_arg_{index} {after}"

@@ -71,7 +71,10 @@ class GrammarConstraint:
     the constraint goes on with a matcher of its own, so that only its own tokens count.
     """
 
-    def __init__(self, matcher: LLMatcher, origin: _Origin | None, taken: Iterable[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, origin: _Origin | None, taken: Iterable[int], param: str
+    ) -> None:
+        self._param = param
         self._matcher = matcher
         self._origin = origin
         self._taken = list(taken)
@@ -91,7 +94,7 @@ class GrammarConstraint:
         if not self._matcher.consume_token(token_id):
             self._begin_anew()
             if not self._matcher.consume_token(token_id):
-                raise _failure(_reason(self._matcher.get_error()))
+                raise self._failure(_reason(self._matcher.get_error()))
         self._taken.append(token_id)
 
     def rollback(self, num_tokens: int) -> None:
@@ -103,7 +106,7 @@ class GrammarConstraint:
 
     def fork(self) -> GrammarConstraint:
         """A copy in the same state."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._origin, self._taken)
+        return GrammarConstraint(self._matcher.deep_copy(), self._origin, self._taken, self._param)
 
     def forced(self) -> Sequence[int]:
         """Nothing: a text that must come can be spelt in several ways."""
@@ -113,10 +116,10 @@ class GrammarConstraint:
         """Raise what the matcher failed of, unless others may have brought it to its limits."""
         reason, origin = _reason(self._matcher.get_error()), self._origin
         if origin is None or not _is_limit(reason):
-            raise _failure(reason)
+            raise self._failure(reason)
         origin.forget()
         if origin.anew is None:
-            raise _failure(reason)
+            raise self._failure(reason)
         self._matcher, self._origin = origin.anew(), None
         if self._taken:
             self._matcher.consume_tokens(self._taken)
@@ -124,18 +127,17 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _failure(_reason(self._matcher.get_error()))
+            raise self._failure(_reason(self._matcher.get_error()))
+
+    def _failure(self, reason: str) -> Exception:
+        if not _is_limit(reason):
+            return GrammarFailed(reason)
+        message = f"{self._param} grew too complex: {reason}."
+        return RequestFailed(message, code="grammar_too_complex", status=422, param=self._param)
 
 
 def _is_limit(reason: str) -> bool:
     return "too many" in reason or "too complex" in reason
-
-
-def _failure(reason: str) -> Exception:
-    if not _is_limit(reason):
-        return GrammarFailed(reason)
-    message = f"The grammar of this request grew too complex: {reason}."
-    return RequestFailed(message, code="grammar_too_complex", status=422)
 
 
 class GrammarCompiler:
@@ -165,7 +167,7 @@ class GrammarCompiler:
             kept = self._kept.get(grammar)
             if kept is not None:
                 self._kept.move_to_end(grammar)
-                return _constraint(*kept)
+                return _constraint(*kept, param)
             vocabulary, workers = self._vocabulary, self._workers
         began_s = time.perf_counter()
         compiling = workers.submit(_compiled, vocabulary, grammar)
@@ -184,7 +186,7 @@ class GrammarCompiler:
             self._kept[grammar] = made
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
-        return _constraint(*made)
+        return _constraint(*made, param)
 
     def _forget(self, grammar: str, matcher: LLMatcher) -> None:
         with self._lock:
@@ -192,8 +194,8 @@ class GrammarCompiler:
                 del self._kept[grammar]
 
 
-def _constraint(matcher: LLMatcher, origin: _Origin) -> GrammarConstraint:
-    return GrammarConstraint(matcher.deep_copy(), origin, ())
+def _constraint(matcher: LLMatcher, origin: _Origin, param: str) -> GrammarConstraint:
+    return GrammarConstraint(matcher.deep_copy(), origin, (), param)
 
 
 def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:

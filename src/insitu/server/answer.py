@@ -49,6 +49,7 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     service = service_of(request)
     record = record_of(request.scope)
     record.generation_id = asked.request_id
+    record.names = names
     _admit(request, asked)
     asked = _timed(asked, service.options.request_timeout_s)
     record.timeout_s = asked.timeout_s
@@ -195,7 +196,7 @@ class EventStream(Response):
         except Exception as error:
             self._record.note_error(error)
             self._record.outcome = self._record.outcome or Outcome.FAILED
-            chunks = self._shape.failing(as_refusal(error))
+            chunks = self._shape.failing(as_refusal(error, self._record.names))
             with contextlib.suppress(ClientGone):
                 await self._write(send, chunks, is_last=True)
 

@@ -118,7 +118,7 @@ class Door:
                 raise
             record = scope[SCOPE_KEY]
             record.note_error(error)
-            answer = error_answer(as_refusal(error), scope["path"], record.request_id)
+            answer = error_answer(as_refusal(error, record.names), scope["path"], record.request_id)
             await answer(scope, receive, watched)
 
     def _admit(self, scope: Scope) -> None:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
 from insitu.refusal import Refusal, RequestFailed
+from insitu.server.lenience import renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_ECHO = 100
 _MAX_MESSAGE = 400
+_OWN: Mapping[str, str] = MappingProxyType({})
 
 logger = logging.getLogger("insitu.server")
 
@@ -41,8 +47,11 @@ def clip(text: str, limit: int = MAX_ECHO) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def as_refusal(error: Exception) -> Refusal:
-    """Say in a caller's terms what went wrong; what only concerns us is logged instead."""
+def as_refusal(error: Exception, names: Mapping[str, str] = _OWN) -> Refusal:
+    """Say in a caller's terms what went wrong; what only concerns us is logged instead.
+
+    ``names``: the caller's, of our fields; refusals come with theirs.
+    """
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ShuttingDown):
@@ -50,7 +59,10 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, RequestFailed):
         message = str(error) or "The request failed."
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        return Refusal(message, status=error.status, kind=kind, code=error.code)
+        failed = Refusal(
+            message, status=error.status, kind=kind, code=error.code, param=error.param
+        )
+        return renamed(failed, names)
     # Type and place only: the text of an unforeseen error could hold a prompt.
     logger.error("internal error: %s at %s", type(error).__name__, _place(error))
     message = "Internal error; the server goes on."

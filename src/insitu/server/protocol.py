@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol with bounds: the size of a request's head, and the time it may take.
 
 Not here: bodies (``body`` bounds them where they are read). Always true: what cannot be parsed is
-answered in OpenAI's error shape, and the connection closes after it; a trailer is never a header; a
-request that offers another protocol (``Upgrade: h2c``) is answered in this one, body and all.
+answered in the error shape of its path's protocol, and the connection closes after it; a trailer is
+never a header; a request that offers another protocol (``Upgrade: h2c``) is answered in this one,
+body and all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from insitu.refusal import Refusal
-from insitu.server.errors import error_body, json_bytes
+from insitu.server.dialects import dialect_of
+from insitu.server.errors import json_bytes
+from insitu.server.record import request_id_from
 
 if TYPE_CHECKING:
     import asyncio
@@ -119,6 +122,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._refuse(408, "The head of the request did not arrive in time.", "head_timeout")
 
+    def _path(self) -> str:
+        """The path of the request at hand, as far as it is known."""
+        return getattr(self, "url", b"").split(b"?")[0].decode("latin-1")
+
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Write a whole answer by hand, where no request exists to answer, and close."""
         self._stop_timer()
@@ -127,11 +134,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             bool(self.pipeline) or (cycle.response_started and not cycle.response_complete)
         )
         if not is_answering:
-            body = json_bytes(error_body(Refusal(message, status=status, code=code)))
+            request_id = request_id_from(getattr(self, "headers", []))
+            refusal = Refusal(message, status=status, code=code)
+            body = json_bytes(dialect_of(self._path()).failure(refusal, request_id))
             head = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
                 "content-type: application/json\r\n"
                 f"content-length: {len(body)}\r\n"
+                f"x-request-id: {request_id}\r\n"
                 "connection: close\r\n\r\n"
             )
             self.transport.write(head.encode("ascii") + body)

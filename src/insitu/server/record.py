@@ -20,6 +20,8 @@ from insitu.server.errors import ClientGone, ShuttingDown
 from insitu.types import Caller, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import Scope
 
     from insitu.types import Delta, Ticket
@@ -99,6 +101,7 @@ class Record:
     choices: dict[int, ChoiceRecord] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     ticket: Ticket | None = None
+    names: Mapping[str, str] = field(default_factory=dict)  # the caller's, of our fields
 
     def note_delta(self, delta: Delta) -> None:
         """Take in what a choice gained: times, tokens, how it finished."""

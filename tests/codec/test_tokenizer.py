@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from insitu.codec.byte_map import byte_characters
 from insitu.codec.tokenizer import Tokenizer, load_tokenizer
+from insitu.codec.vocabulary import MergeFault, build_bpe
 from insitu.refusal import Refusal
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 
@@ -315,3 +316,9 @@ def test_a_normalized_text_may_become_shorter() -> None:
     composed = folder_tokenizer({**file, "normalizer": {"type": "NFC"}})
     text = "\u1112\u1161\u11ab" * 1000
     assert composed.least_num_tokens(text) <= min(plain, len(encode(text, tokenizer=composed)))
+
+
+@pytest.mark.parametrize("right", ["b", "bcd"])
+def test_a_merge_that_makes_more_than_the_longest_token_is_named(right: str) -> None:
+    with pytest.raises(MergeFault, match="merge 1: 'ab"):
+        build_bpe({"a": 0, "b": 1, "bcd": 2, "aa": 3}, [("a", "a"), ("a", right)], {})

@@ -20,6 +20,7 @@ from insitu.evaluate.figures import Figures
 from insitu.evaluate.models import BLOCK_SIZE, ROWS
 from insitu.evaluate.run import DEFAULT_WINDOW
 from insitu.evaluate.text import SAMPLE, cut, read_text
+from insitu.kernels.kv_layout import KVDtype
 from insitu.kernels.reference import Reference
 from insitu.kernels.reference_math import quantize
 from insitu.models.batch import Batch
@@ -30,9 +31,8 @@ from insitu.weights.source import open_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from insitu.evaluate.models import Int32
     from insitu.kernels.block_parts import Float32
-    from insitu.kernels.kv_layout import KVDtype
+    from insitu.evaluate.models import Int32
     from insitu.kernels.pack import Segment
 
 KINDS = {

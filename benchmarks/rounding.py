@@ -31,8 +31,8 @@ from insitu.weights.source import open_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from insitu.kernels.block_parts import Float32
     from insitu.evaluate.models import Int32
+    from insitu.kernels.block_parts import Float32
     from insitu.kernels.pack import Segment
 
 KINDS = {
@@ -169,7 +169,7 @@ def main() -> None:
     model, kept = load_model(source), {}
     kv = kv_layout(model.spec, block_size=BLOCK_SIZE, dtype="f32")
     truth = Reference(model.program, kv)
-    truth._kept = kept
+    truth._kept = kept  # noqa: SLF001 - weights taken apart once
     rows = [truth.run(_whole(ids)) for ids in windows.ids]
     for plan in PLANS:
         if given.only not in str(plan):

@@ -20,7 +20,6 @@ from insitu.evaluate.figures import Figures
 from insitu.evaluate.models import BLOCK_SIZE, ROWS
 from insitu.evaluate.run import DEFAULT_WINDOW
 from insitu.evaluate.text import SAMPLE, cut, read_text
-from insitu.kernels.kv_layout import KVDtype
 from insitu.kernels.reference import Reference
 from insitu.kernels.reference_math import quantize
 from insitu.models.batch import Batch
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from insitu.evaluate.models import Int32
     from insitu.kernels.block_parts import Float32
+    from insitu.kernels.kv_layout import KVDtype
     from insitu.kernels.pack import Segment
 
 KINDS = {
@@ -169,7 +169,7 @@ def main() -> None:
     model, kept = load_model(source), {}
     kv = kv_layout(model.spec, block_size=BLOCK_SIZE, dtype="f32")
     truth = Reference(model.program, kv)
-    truth._kept = kept  # noqa: SLF001 - weights taken apart once
+    truth._kept = kept
     rows = [truth.run(_whole(ids)) for ids in windows.ids]
     for plan in PLANS:
         if given.only not in str(plan):

@@ -1,7 +1,10 @@
-"""A server under load beside what its kernels alone would give, and beside another server.
+"""A server under load beside what its kernels alone would give, and beside other servers.
 
     python benchmarks/load.py smollm2-135m --concurrency 1,4,8,16,32
-    python benchmarks/load.py MODEL.gguf --concurrency 16 --peer venv-llama/bin/python
+    python benchmarks/load.py MODEL.gguf --concurrency 16 \\
+        --peer llama-server=llama.cpp/build/bin/llama-server \\
+        --peer llama-server=llama.cpp/build/bin/llama-server:MODEL-Q4_0.gguf \\
+        --peer vllm=venv-vllm/bin/vllm:CHECKPOINT_FOLDER
 
 In one run ``insitu bench native`` (caches warm) gives prefill and decode rates, ``insitu serve`` is
 started, ``insitu bench serve`` loads it. With ``prompt`` tokens in and ``output`` tokens out,
@@ -9,30 +12,34 @@ started, ``insitu bench serve`` loads it. With ``prompt`` tokens in and ``output
     ideal = output / (prompt / prefill rate + output / decode rate)
 
 output tokens a second, the decode rate being that of a batch as large as the number of clients (at
-most 16) at the context in the middle of an answer. ``--peer`` is a Python that has llama-cpp-python
-with its server, which is loaded in the same way after it. Not a gate.
+most 16) at the context in the middle of an answer. Other servers are started before, stand still
+while they are not asked, and are loaded in the same way, in turns with ours. Without ``--peer``,
+those that are found on the path. Not a gate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import socket
+import os
+import statistics
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
+from peer_servers import COMMANDS, Setting, peer_of, start_all
+from peer_servers import found as peers_found
 from serving import start, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peer_servers import Server
+
 MAX_BATCH = 16
-_START_S = 120
+SLACK_TOKENS = 64  # of a context: a prompt's words are not all one token
 
 
 def say(line: str) -> None:
@@ -50,33 +57,53 @@ def insitu(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def native_rates(options: argparse.Namespace, batches: list[int]) -> tuple[float, dict[int, float]]:
-    """Prompt tokens a second, and output tokens a second by batch."""
+@dataclass(frozen=True)
+class Native:
+    """What the kernels alone give: tokens a second of a prompt, and of answers by batch."""
+
+    read_gbps: float
+    prefill: float
+    decode: dict[int, float]
+
+    def ideal(self, options: argparse.Namespace, clients: int) -> float:
+        """Output tokens a second that nothing but steps would leave."""
+        rate = self.decode[min(clients, MAX_BATCH)]
+        return float(options.output / (options.prompt / self.prefill + options.output / rate))
+
+
+def native_rates(options: argparse.Namespace, batches: list[int]) -> Native:
+    """Of this run."""
     context = options.prompt + options.output // 2
     report = insitu(
         *("bench", "native", options.model, "--warm", "--prefill", str(options.prompt)),
         *("--batch", ",".join(map(str, batches)), "--context", str(context)),
-        *(("--threads", str(options.threads)) if options.threads else ()),
+        *("--threads", str(options.threads)),
     )
     prefill = next(row["tokens_per_s"] for row in report["prefill"] if row["context"] == 0)
-    return prefill, {row["batch"]: row["tokens_per_s"] for row in report["decode"]}
+    decode = {row["batch"]: round(row["tokens_per_s"], 1) for row in report["decode"]}
+    return Native(report["ceilings"]["read_gbps"], prefill, decode)
 
 
-def load(options: argparse.Namespace, url: str, clients: int, model: str) -> Any:
+def load(options: argparse.Namespace, url: str, clients: int, model: str, turn: int) -> Any:
     """Figures of a closed loop."""
-    return insitu(
-        *("bench", "serve", url, "--model", model, "--concurrency", str(clients)),
+    found = insitu(
+        *("bench", "serve", url, "--concurrency", str(clients)),
+        *(("--model", model) if model else ()),
         *("--num-requests", str(max(clients, options.requests) * options.rounds)),
         *("--input-tokens", str(options.prompt), "--output-tokens", str(options.output)),
-        *("--seed", str(clients)),  # prompts that no load before had
+        *("--seed", str(1000 * turn + clients)),  # prompts that no load before had
     )
+    # Of a server that tells no usage in a stream every answer counts as whole.
+    found["output_tokens_per_s"] = (
+        found["output_tokens_per_s"] or found["finished"] * options.output / found["wall_s"]
+    )
+    return found
 
 
 @contextmanager
 def own_server(options: argparse.Namespace) -> Iterator[str]:
     """A server of ours; its address."""
-    threads = ("--threads", str(options.threads)) if options.threads else ()
-    process = start(options.model, *threads)
+    process = start(options.model, "--threads", str(options.threads))
     try:
         yield url_of(process)
     finally:
@@ -84,52 +111,49 @@ def own_server(options: argparse.Namespace) -> Iterator[str]:
         process.wait()
 
 
-@contextmanager
-def peer_server(options: argparse.Namespace) -> Iterator[str]:
-    """llama-cpp-python's server with the same file; its address."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    command = [options.peer, "-P", "-m", "llama_cpp.server", "--model", options.model]
-    command += ["--port", str(port), "--n_ctx", "2048", "--model_alias", "model"]
-    command += ["--interrupt_requests", "False"]  # a request waits for the one before it
-    if options.threads:
-        command += ["--n_threads", str(options.threads), "--n_threads_batch", str(options.threads)]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end_s = time.monotonic() + _START_S
-        while True:
-            try:
-                urlopen(f"{url}/v1/models", timeout=1).close()
-                break
-            except (URLError, OSError):
-                if process.poll() is not None or time.monotonic() > end_s:
-                    raise SystemExit("the peer's server did not start") from None
-                time.sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
+HEAD = (
+    f"{'':28} {'clients':>7} {'tokens/s':>9} {'ideal':>9} {'share':>6} {'TTFT p50':>9} {'p95':>9} "
+    f"{'ITL p50':>9} {'p99':>9} {'p99.9':>9} {'p99.9/p50':>9} {'client':>7}   (ms)"
+)
 
 
-def row(clients: int, found: Any, output: int, ideal: float | None) -> str:
+def row(name: str, clients: int, found: Any, ideal: float | None) -> str:
     """One line of the table."""
-    ttft, itl = found["ttft_s"], found["itl_s"]
-    # Of a server that tells no usage in a stream every answer counts as whole.
-    whole = found["finished"] * output / found["wall_s"]
-    rate = found["output_tokens_per_s"] or whole
-    share = f"{rate / ideal:8.0%}" if ideal else " " * 8
+    ttft, itl, rate = found["ttft_s"], found["itl_s"], found["output_tokens_per_s"]
+    shares = f"{ideal:9.1f} {rate / ideal:6.0%}" if ideal else " " * 16
     cells = [ttft["p50"], ttft["p95"], itl["p50"], itl["p99"], itl["p99.9"]]
     return (
-        f"{clients:>7} {rate:>9.1f} {ideal or 0:>9.1f} {share} "
+        f"{name:28.28} {clients:>7} {rate:>9.1f} {shares} "
         + " ".join(f"{value * 1e3:>9.1f}" for value in cells)
         + f" {itl['p99.9'] / itl['p50']:>9.1f} {found['client_cpu_share']:>7.0%}"
     )
 
 
-def main() -> None:
-    """Measure and print."""
+def median(runs: list[Any], name: str, part: str | None = None) -> float:
+    """Over turns."""
+    return statistics.median(one[name] if part is None else one[name][part] for one in runs)
+
+
+def told_ratios(clients: int, ours: list[Any], theirs: dict[str, list[Any]]) -> None:
+    """Ours beside every other server's, medians over the turns."""
+    rate = median(ours, "output_tokens_per_s")
+    say(f"{clients} clients: our tokens/s over theirs; their TTFT in seconds, gaps over the median")
+    for name, runs in theirs.items():
+        gaps = median(runs, "itl_s", "p99.9") / median(runs, "itl_s", "p50")
+        say(
+            f"  {name}: {rate / median(runs, 'output_tokens_per_s'):.2f} times; "
+            f"TTFT p50 {median(runs, 'ttft_s', 'p50'):.2f} "
+            f"p95 {median(runs, 'ttft_s', 'p95'):.2f}; "
+            f"gaps p99.9 {gaps:.1f}, longest {median(runs, 'itl_s', 'max'):.2f} s"
+        )
+    least_s = min(median(runs, "ttft_s", "p50") for runs in theirs.values())
+    say(
+        f"  our p95 TTFT {median(ours, 'ttft_s', 'p95'):.2f}, the least p50 of theirs {least_s:.2f}"
+    )
+
+
+def options_of() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -137,31 +161,59 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,4,8,16,32")
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--requests", type=int, default=6, help="least a round")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--peer", metavar="PYTHON")
-    options = parser.parse_args()
-    clients = [int(one) for one in options.concurrency.split(",")]
-    batches = sorted({min(one, MAX_BATCH) for one in clients})
-    prefill, decode = native_rates(options, batches)
-    say(f"native: prefill {prefill:,.0f} tokens/s; decode at batch " + str(decode))
-    say(
-        f"{'clients':>7} {'tokens/s':>9} {'ideal':>9} {'share':>8} {'TTFT p50':>9} {'p95':>9} "
-        f"{'ITL p50':>9} {'p99':>9} {'p99.9':>9} {'p99.9/p50':>9} {'client':>7}   (ms)"
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME[=PROGRAM[:FILE]]",
+        help="or NAME=URL of one that runs; NAME is one of " + ", ".join(COMMANDS),
     )
+    parser.add_argument("--no-peers", action="store_true")
+    return parser.parse_args()
+
+
+def measure(options: argparse.Namespace, others: list[Server]) -> None:
+    """Every number of clients, server after server, in turns."""
+    clients = [int(one) for one in options.concurrency.split(",")]
+    native = native_rates(options, sorted({min(one, MAX_BATCH) for one in clients}))
+    say(
+        f"native: reads {native.read_gbps:.1f} GB/s; prefill {native.prefill:,.0f} tokens/s; "
+        f"decode by batch {native.decode}"
+    )
+    say(HEAD)
     with own_server(options) as url:
         for one in clients:
-            rate = decode[min(one, MAX_BATCH)]
-            ideal = options.output / (options.prompt / prefill + options.output / rate)
-            found = load(options, url, one, "default")
-            say(row(one, found, options.output, ideal))
-    if options.peer:
-        say("llama-cpp-python's server:")
-        with peer_server(options) as url:
-            for one in clients:
-                found = load(options, url, one, "model")
-                say(row(one, found, options.output, None))
+            ours: list[Any] = []
+            theirs: dict[str, list[Any]] = {}
+            for turn in range(options.turns):
+                ours.append(load(options, url, one, "default", turn))
+                say(row("insitu", one, ours[-1], native.ideal(options, one)))
+                for other in others:
+                    other.go_on()
+                    found = load(options, other.url, one, other.model, turn)
+                    other.stop()
+                    theirs.setdefault(other.peer.label, []).append(found)
+                    say(row(other.peer.label, one, found, None))
+            if theirs:
+                told_ratios(one, ours, theirs)
+
+
+def main() -> None:
+    """Start the others, then measure."""
+    options = options_of()
+    peers = [peer_of(text, options.model) for text in options.peer] or peers_found(options.model)
+    most = max(int(one) for one in options.concurrency.split(","))
+    setting = Setting(most, options.prompt + options.output + SLACK_TOKENS, options.threads)
+    others = [] if options.no_peers else start_all(peers, setting)
+    try:
+        measure(options, others)
+    finally:
+        for other in others:
+            other.end()
 
 
 if __name__ == "__main__":

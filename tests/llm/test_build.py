@@ -28,6 +28,8 @@ from insitu.weights.errors import ModelFileError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from insitu.kernels.kv_layout import KVDtype
+
 WORDS = Vocabulary()
 KEY = "tokenizer.ggml."
 THREE = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -115,15 +117,18 @@ def test_a_cache_dtype_that_is_not_built_is_refused_by_name(tmp_path: Path, dtyp
         LLM(tmp_path / "m.gguf", threads=1, kv_cache_dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
 @pytest.mark.parametrize("outlier", [1e4, 1e7])
-def test_outliers_in_keys_saturate_and_stay_finite(tmp_path: Path, outlier: float) -> None:
+def test_outliers_in_keys_saturate_and_stay_finite(
+    tmp_path: Path, outlier: float, dtype: KVDtype
+) -> None:
     weights = random_weights(TinyShape())
     for name, weight in weights.items():
         if name.endswith("k_proj.weight"):
             weight[::7] *= outlier
     path = tmp_path / "m.gguf"
     write_gguf(path, weights=weights, block_types=BlockType.F32)
-    with LLM(path, threads=1) as llm:
+    with LLM(path, threads=1, kv_cache_dtype=dtype) as llm:
         asked = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=1)
         (answer,) = llm.generate("hello world", asked)
     assert np.isfinite([one.logprob for one in answer.logprobs]).all()

@@ -304,13 +304,25 @@ def test_a_queue_has_the_size_it_was_given(tmp_path: Path, monkeypatch: pytest.M
     assert error_of(refused)["code"] == "queue_full"
 
 
+async def expect_late(client: httpx.AsyncClient, age_s: float) -> None:
+    """A server whose step does not return says so, and takes nothing new."""
+    assert (await client.get("/health/ready")).status_code == 503
+    assert (await client.get("/health/live")).status_code == 200
+    refused = await client.post(CHAT, json=chat())
+    assert error_of(refused)["code"] == "step_timeout"
+    late = await scrape(client)
+    assert sample(late, "insitu_engine_step_late") == 1
+    assert sample(late, "insitu_engine_step_age_seconds") == age_s
+
+
 def test_a_step_that_hangs_takes_its_requests_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, finish = threading.Event(), BatchRunner.finish
+    hung, gate, finish = threading.Event(), threading.Event(), BatchRunner.finish
 
     def hangs(self: BatchRunner, underway: Underway) -> Any:
-        assert gate.wait(20)
+        hung.set()
+        assert gate.wait(60)
         return finish(self, underway)
 
     monkeypatch.setattr(BatchRunner, "finish", hangs)
@@ -329,18 +341,13 @@ def test_a_step_that_hangs_takes_its_requests_and_nothing_else(
                 return task
 
             whole = await start(n=2)
+            assert await asyncio.to_thread(hung.wait, 60)
             waits = await start(max_tokens=3)
             assert (await client.get("/health/ready")).status_code == 200
             clock.pass_s(61)
             failed = await whole
             assert (failed.status_code, error_of(failed)["code"]) == (503, "step_timeout")
-            assert (await client.get("/health/ready")).status_code == 503
-            assert (await client.get("/health/live")).status_code == 200
-            refused = await client.post(CHAT, json=chat())
-            assert error_of(refused)["code"] == "step_timeout"
-            late = await scrape(client)
-            assert sample(late, "insitu_engine_step_late") == 1
-            assert sample(late, "insitu_engine_step_age_seconds") == 61
+            await expect_late(client, 61)
             gate.set()
             assert (await waits).json()["choices"][0]["finish_reason"] == "length"
             await until_idle(generator)

@@ -5,17 +5,19 @@ Measured is what cannot be given back or shared: RssAnon and RssShmem of the ser
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from held_memory import held_bytes, plan_of
+from held_memory import MemoryWatch, held_bytes, plan_of
 from live_server import LiveServer, live_server
 
 # Weights and KV are most of what is held, and 3,600 tokens fill the KV cache.
-FLAGS = ("--kv-cache-bytes", "160MiB", "--kv-cache-dtype", "f32")
+FLAGS = ("--kv-cache-bytes", "160MiB", "--kv-cache-dtype", "f32", "--max-body-bytes", "1MiB")
 NUM_REQUESTS = 4
 NUM_SAMPLED = 80  # long enough that all requests hold their blocks at once
 TOLERANCE = 0.05
@@ -76,3 +78,39 @@ def test_a_server_holds_what_its_plan_says(smollm2_path: Path) -> None:
     assert at_start_bytes <= (1 + TOLERANCE) * plan["at_start_bytes"]
     assert most_bytes <= (1 + TOLERANCE) * plan["at_most_bytes"]
     assert after_bytes >= (1 - TOLERANCE) * plan["at_most_bytes"]
+
+
+def test_large_bodies_stay_within_the_plan_and_are_given_back(smollm2_path: Path) -> None:
+    """Prompts of 4 MB from many clients at once, beside a KV cache that is full."""
+    flags = ("--kv-cache-bytes", "48MiB")
+    plan = plan_of(smollm2_path, *flags)
+    words = ("the quick brown fox jumps over it " * 2**17)[: 4 * 2**20]
+    fields: list[dict[str, Any]] = [
+        {"prompt": words},
+        {"prompt": [5] * (2 * 10**6)},
+        {"messages": [{"role": "user", "content": words}]},
+    ]
+    bodies = [json.dumps({"model": "default", "max_tokens": 2, **one}) for one in fields]
+    with live_server(smollm2_path, *flags) as server:
+        full = min(plan["max_model_len"], plan["kv_tokens"]) - 8
+        server.complete([5] * full, max_tokens=2)
+        before_bytes = held_bytes(server.process.pid)
+        watch = MemoryWatch(server.process.pid, every_s=0.005)
+        watch.start()
+
+        def send(index: int) -> int:
+            path = "/v1/chat/completions" if index % 3 == 2 else "/v1/completions"
+            headers = {"content-type": "application/json"}
+            answer = server.client.post(path, content=bodies[index % 3], headers=headers)
+            return answer.status_code
+
+        with ThreadPoolExecutor(16) as pool:
+            statuses = set(pool.map(send, range(24)))
+        most_bytes = watch.end()
+        after_bytes = held_bytes(server.process.pid)
+        server.complete([5] * 9, max_tokens=2)
+    print(f"{before_bytes / 2**20:.1f}, {most_bytes / 2**20:.1f}, {after_bytes / 2**20:.1f} MiB")  # noqa: T201
+    assert statuses <= {400, 503}
+    assert 400 in statuses
+    assert most_bytes <= (1 + TOLERANCE) * plan["at_most_bytes"]
+    assert after_bytes <= (1 + TOLERANCE) * before_bytes

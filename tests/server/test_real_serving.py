@@ -38,7 +38,7 @@ NUM_TOKENS = 3000
 
 def read_stream(url: str, said: dict[int, str], index: int, started: threading.Semaphore) -> None:
     body = {**chat(stream=True, max_tokens=NUM_TOKENS), "model": "default"}
-    with httpx.stream("POST", url + CHAT, json=body, timeout=60, trust_env=False) as answer:
+    with httpx.stream("POST", url + CHAT, json=body, timeout=250, trust_env=False) as answer:
         text = ""
         for part in answer.iter_text():
             if not text:
@@ -49,7 +49,8 @@ def read_stream(url: str, said: dict[int, str], index: int, started: threading.S
 
 def test_running_and_waiting_streams_finish_after_a_signal(tmp_path: Path) -> None:
     path = write_dictated(tmp_path, [b"a"], is_endless=True, max_model_len=4096)
-    with live_server(path, "--max-num-seqs", "4", "--kv-cache-bytes", "4MiB") as server:
+    flags = ("--max-num-seqs", "4", "--kv-cache-bytes", "4MiB", "--drain-grace-s", "250")
+    with live_server(path, *flags) as server:
         said: dict[int, str] = {}
         started = threading.Semaphore(0)
         threads = [
@@ -66,11 +67,11 @@ def test_running_and_waiting_streams_finish_after_a_signal(tmp_path: Path) -> No
         server.process.send_signal(signal.SIGTERM)
         signalled_s = time.monotonic()
         while server.client.get("/health").status_code == 200:
-            assert time.monotonic() - signalled_s < 1
+            assert time.monotonic() - signalled_s < 10
         is_live = server.client.get("/health/live").status_code == 200
         refused = server.client.post(CHAT, json={**chat(), "model": "default"})
         for thread in threads:
-            thread.join(60)
+            thread.join(250)
         assert is_live
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0

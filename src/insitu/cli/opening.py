@@ -21,6 +21,13 @@ def engine_values(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in ENGINE_FIELDS}
 
 
+def served_values(settings: Settings) -> dict[str, Any]:
+    """The same for a server, whose requests have bodies."""
+    from insitu.server.body import NUM_FULL_BODIES
+
+    return {**engine_values(settings), "body_bytes": NUM_FULL_BODIES * settings.max_body_bytes}
+
+
 def locate(text: str | None, settings: Settings) -> Located:
     """The local file of a path, a pulled model or a catalogue's name; None is the default model."""
     from insitu.catalog.shipped import DEFAULT_MODEL
@@ -52,7 +59,9 @@ def locate_or_pull(text: str | None, settings: Settings) -> Located:
         return Located(pulled.path, pulled.record.name)
 
 
-def open_generator(located: Located, settings: Settings) -> TextGenerator:
+def open_generator(
+    located: Located, settings: Settings, *, is_served: bool = False
+) -> TextGenerator:
     """Load a model: the generator that answers for it."""
     from insitu.engine.loop import tune_process
     from insitu.llm.build import build
@@ -69,5 +78,5 @@ def open_generator(located: Located, settings: Settings) -> TextGenerator:
         max_num_waiting=settings.max_num_waiting,
         step_timeout_s=settings.step_timeout_s,
         answering=Answering(**{name: getattr(settings, name) for name in ANSWER_FIELDS}),
-        **engine_values(settings),
+        **(served_values if is_served else engine_values)(settings),
     )

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 @settings_flags(FIELDS)
 def plan_command(settings: Settings, model: str, is_json: bool) -> None:
     """Show the bytes that MODEL needs at start and at most, with these flags of `serve`."""
-    from insitu.cli.opening import engine_values, locate
+    from insitu.cli.opening import locate, served_values
     from insitu.llm.build import plan
 
     located = locate(model, settings)
-    made = plan(located.path, **engine_values(settings))
+    made = plan(located.path, **served_values(settings))
     if is_json:
         file = {"digest": made.digest, "size_bytes": made.size_bytes}
         click.echo(json.dumps(file | made.plan.as_dict(), indent=1))

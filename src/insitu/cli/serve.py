@@ -41,7 +41,7 @@ def serve_command(settings: Settings, model: str | None) -> int:
     # Packing weights leaves Python idle; importing the server meanwhile hides most of its cost.
     importing = threading.Thread(target=_import_server, daemon=True)
     importing.start()
-    generator = open_generator(located, settings)
+    generator = open_generator(located, settings, is_served=True)
     importing.join()
     try:
         _say_plan(generator)

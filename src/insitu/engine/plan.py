@@ -35,11 +35,11 @@ TOKENS_ALONE = 512
 DEFAULT_KV_TOKENS = 16 * 2048
 # Python, its libraries, a vocabulary of 50,000 (measured with smollm2-135m: RssAnon of a server
 # less everything else in this plan), and what each further token of vocabulary takes.
-PYTHON_BYTES = 66 * 2**20
+PYTHON_BYTES = 64 * 2**20
 PYTHON_BYTES_PER_TOKEN = 600
 # A vocabulary as grammars need it, made when the first one is asked for (measured: 290 to 360).
 GRAMMAR_BYTES_PER_TOKEN = 360
-# Buffers of one connection: a request body being read, a stream's queue.
+# Buffers of one connection: a small request body being read, a stream's queue.
 CONNECTION_BYTES = 64 * 2**10
 CONNECTIONS_PER_SEQUENCE = 4
 
@@ -76,6 +76,7 @@ class Wanted:
     max_num_batched_tokens: int | None = None
     sampling_defaults: Literal["model", "none"] = "model"
     prefix_caching: Literal["on", "off"] = "on"
+    body_bytes: int = 0  # of large request bodies held at once, where there are any
 
     def __post_init__(self) -> None:
         """Refuse numbers that are none, or that mean nothing, by the flag's name."""
@@ -337,6 +338,7 @@ class _Planner:
             PlanItem("grammars", 0, self.model.spec.vocab_size * GRAMMAR_BYTES_PER_TOKEN),
             PlanItem("Python", python_bytes, python_bytes),
             PlanItem("connections", 0, connections),
+            PlanItem("large bodies", 0, self.wanted.body_bytes),
         )
 
     def _decided(

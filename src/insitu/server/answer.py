@@ -54,11 +54,13 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     asked = _timed(asked, service.options.request_timeout_s)
     record.timeout_s = asked.timeout_s
     try:
-        prepared = await service.generator.prepare(asked)
+        async with service.bodies.turn_of(record.body):
+            prepared = await service.generator.prepare(asked)
     except Refusal as refusal:
         if refusal.status == 404:
             raise unknown_model() from refusal
         raise renamed(refusal, names) from None
+    record.let_body_go()
     if record.ticket is not None:
         max_tokens = prepared.max_tokens * asked.sampling.n
         try:
@@ -83,7 +85,8 @@ async def tokenize(request: Request, asked: Asked) -> Tokenized:
     record = record_of(request.scope)
     _admit(request, asked)
     try:
-        tokenized = await service.generator.tokenize(asked)
+        async with service.bodies.turn_of(record.body):
+            tokenized = await service.generator.tokenize(asked)
     except Refusal as refusal:
         if refusal.status == 404:
             raise unknown_model() from refusal

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from insitu.refusal import Refusal
 from insitu.server.errors import ClientGone, clip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.requests import Request
 
@@ -30,7 +30,7 @@ _MAX_MEMBERS = 4096
 # Bodies above this are parsed off the event loop.
 LARGE_BODY_BYTES = 64 * 2**10
 # So many bodies of full length are held at once; of smaller ones accordingly more.
-NUM_FULL_BODIES = 4
+NUM_FULL_BODIES = 2
 # An over-long body is read and thrown away for this long, so that its sender gets to the answer.
 _DISCARD_S = 2.0
 _DISCARDED_PARTS = 16  # and for so many times the limit
@@ -44,18 +44,10 @@ class BodyBudget:
 
     def __init__(self, max_body_bytes: int) -> None:
         self._left_bytes = NUM_FULL_BODIES * max_body_bytes
-
-    @contextmanager
-    def account(self) -> Iterator[BodyAccount]:
-        """An account for one body, given back when its bytes are no longer needed."""
-        account = BodyAccount(self)
-        try:
-            yield account
-        finally:
-            self._left_bytes += account.taken_bytes
+        self._turn = asyncio.Lock()
 
     def take(self, num_bytes: int) -> None:
-        """Take bytes, or refuse for now."""
+        """Take bytes, or refuse for now; less than none gives them back."""
         if num_bytes > self._left_bytes:
             message = "Too many large bodies are being read at once. Try again later."
             raise Refusal(
@@ -67,20 +59,34 @@ class BodyBudget:
             )
         self._left_bytes -= num_bytes
 
+    def turn_of(self, account: BodyAccount | None) -> AbstractAsyncContextManager[Any]:
+        """While a large body is turned into something else, no other is: copies are of one."""
+        return nullcontext() if account is None or not account.is_large else self._turn
+
 
 class BodyAccount:
-    """What one body has taken."""
+    """What one body has taken, until it is closed."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self.taken_bytes = 0
+        self._taken_bytes = 0
 
     def hold(self, size_bytes: int) -> None:
         """The body has grown to this size."""
-        wanted = max(0, size_bytes - LARGE_BODY_BYTES) - self.taken_bytes
+        wanted = max(0, size_bytes - LARGE_BODY_BYTES) - self._taken_bytes
         if wanted > 0:
             self._budget.take(wanted)
-            self.taken_bytes += wanted
+            self._taken_bytes += wanted
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has taken anything."""
+        return self._taken_bytes > 0
+
+    def close(self) -> None:
+        """Give back what was taken: nothing of the body is needed any more."""
+        self._budget.take(-self._taken_bytes)
+        self._taken_bytes = 0
 
 
 async def read_body(

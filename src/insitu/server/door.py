@@ -61,6 +61,7 @@ class Door:
             record.cancel(Cause.DRAIN if is_draining else Cause.DISCONNECT)
             raise
         finally:
+            record.let_body_go()
             record.close_ticket()
             record.settle()
             if is_generation:

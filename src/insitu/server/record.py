@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
+    from insitu.server.body import BodyAccount
     from insitu.types import Delta, Ticket
 
 SCOPE_KEY = "insitu.record"
@@ -102,6 +103,7 @@ class Record:
     warnings: list[str] = field(default_factory=list)
     ticket: Ticket | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # the caller's, of our fields
+    body: BodyAccount | None = None
 
     def note_delta(self, delta: Delta) -> None:
         """Take in what a choice gained: times, tokens, how it finished."""
@@ -146,6 +148,11 @@ class Record:
             else:
                 self.outcome = Outcome.COMPLETED
         return self.outcome
+
+    def let_body_go(self) -> None:
+        """What was asked has become ids, or never will."""
+        if self.body is not None:
+            self.body.close()
 
     def close_ticket(self) -> None:
         """Settle what the request was admitted for: a prompt counts once its first token came."""

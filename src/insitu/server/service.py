@@ -11,7 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from insitu.refusal import Refusal
-from insitu.server.body import LARGE_BODY_BYTES, BodyBudget, parse_json, read_body
+from insitu.server.body import (
+    LARGE_BODY_BYTES,
+    BodyAccount,
+    BodyBudget,
+    parse_json,
+    read_body,
+)
 from insitu.server.lenience import Lenience, lenience_of
 from insitu.server.record import record_of
 
@@ -53,13 +59,15 @@ async def read_parsed(request: Request, check: Callable[[dict[str, Any], Lenienc
     service = service_of(request)
     options = service.options
     lenience = lenience_of(request)
-    with service.bodies.account() as account:
-        body = await read_body(request, options.max_body_bytes, options.body_timeout_s, account)
-        if len(body) > LARGE_BODY_BYTES:
+    record = record_of(request.scope)
+    account = record.body = BodyAccount(service.bodies)
+    body = await read_body(request, options.max_body_bytes, options.body_timeout_s, account)
+    if len(body) > LARGE_BODY_BYTES:
+        async with service.bodies.turn_of(account):
             checked = await asyncio.to_thread(lambda: check(parse_json(body), lenience))
-        else:
-            checked = check(parse_json(body), lenience)
-    record_of(request.scope).warnings += lenience.warnings
+    else:
+        checked = check(parse_json(body), lenience)
+    record.warnings += lenience.warnings
     return checked
 
 

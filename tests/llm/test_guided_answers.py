@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from llm.scripted import chat, tool, write_script
@@ -207,6 +208,47 @@ def test_a_guide_is_followed_after_reasoning(noise: TextGenerator, budget: int |
         token_ids = [one for delta in deltas for one in delta.token_ids]
         assert len(token_ids) == len([one for delta in deltas for one in delta.logprobs])
     assert num_valid
+
+
+KEYS = {
+    "type": "object",
+    "properties": {"a_long_name": {"enum": ["north", "south"]}, "another": {"const": [1, 2, 3]}},
+    "required": ["a_long_name", "another"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": ("rth",)}, {"max_tokens": 30}, {"n": 3}])
+@pytest.mark.parametrize("budget", [0, 3])
+def test_what_is_forced_is_what_would_be_chosen_in_fewer_steps(
+    noise: TextGenerator, fields: dict[str, Any], budget: int
+) -> None:
+    def asked(sampling: SamplingParams) -> tuple[list[Delta], int, int]:
+        guide, reasoning = Guide("json_schema", KEYS), Reasoning(max_tokens=budget)
+        before, name = dict(noise.stats().counters), uuid4().hex
+        deltas = run(noise, chat(name, sampling=sampling, guide=guide, reasoning=reasoning))
+        after = noise.stats().counters
+        num_forced = after["forced_tokens"] - before["forced_tokens"]
+        return deltas, after["steps"] - before["steps"], num_forced
+
+    each = {"max_tokens": 120, "seed": 4, "temperature": 0.8, **fields}
+    at_once, num_steps, num_forced = asked(SamplingParams(**each))
+    one_by_one, num_all_steps, num_none = asked(SamplingParams(**each, logprobs=0))
+    banned: dict[str, Any] = {"logit_bias": {0: -100.0}}  # a token that is not wanted anyway
+    biased, _, none_either = asked(SamplingParams(**each, **banned))
+    for index in range(each.get("n", 1)):
+        ids = [
+            [one for delta in deltas if delta.index == index for one in delta.token_ids]
+            for deltas in (at_once, one_by_one, biased)
+        ]
+        assert ids[0] == ids[1] == ids[2]
+        assert said(at_once, index) == said(one_by_one, index)
+    assert at_once[-1].usage == one_by_one[-1].usage
+    assert at_once[-1].finish_reason == one_by_one[-1].finish_reason
+    assert num_forced > 0
+    if "stop" not in fields:  # one that a stop string ended may still be counted afterwards
+        assert (num_none, none_either) == (0, 0)
+        assert num_steps < num_all_steps
 
 
 def test_a_guide_cut_by_max_tokens_says_length(noise: TextGenerator) -> None:

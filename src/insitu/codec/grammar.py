@@ -109,8 +109,9 @@ class GrammarConstraint:
         return GrammarConstraint(self._matcher.deep_copy(), self._origin, self._taken, self._param)
 
     def forced(self) -> Sequence[int]:
-        """Nothing: a text that must come can be spelt in several ways."""
-        return ()
+        """The spelling of a text that must come: the only one that masks allow."""
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return () if self._matcher.is_error() else forced  # the next mask says why
 
     def _begin_anew(self) -> None:
         """Raise what the matcher failed of, unless others may have brought it to its limits."""

@@ -223,7 +223,12 @@ def _chosen(sequence: Sequence, result: StepResult, row: int) -> SampledToken | 
             _not_finite(sequence) if status == RowStatus.NOT_FINITE else _nothing_allowed(sequence)
         )
     token = _token(result, row, sequence.prompt.num_logprobs)
-    return advance(sequence, token.token_id) or token
+    if sequence.constraint is None:
+        return token
+    forced = advance(sequence, token.token_id)
+    if isinstance(forced, RequestFailed):
+        return forced
+    return replace(token, forced=forced) if forced else token
 
 
 def _token(result: StepResult, row: int, num_logprobs: int | None) -> SampledToken:

@@ -159,6 +159,7 @@ class Scheduler:
             self._publish(sequence, min(sequence.num_computed_tokens, num_prompt_tokens))
             if token is not None:
                 outputs.append(self._append(sequence, token))
+                outputs += self._append_forced(sequence, token.forced)
         return outputs
 
     def take_back(self, scheduled: Items[Scheduled]) -> None:
@@ -192,6 +193,16 @@ class Scheduler:
             num_cached_tokens=sequence.num_cached_tokens or 0,
             prompt_tokens=tuple(sequence.prompt_tokens) if sequence.num_output_tokens == 1 else (),
         )
+
+    def _append_forced(self, sequence: Sequence, token_ids: Items[int]) -> list[Output]:
+        """What must follow stands at once: the next step catches up with all of it."""
+        outputs = []
+        for token_id in token_ids:
+            if sequence.has_ended:
+                break
+            outputs.append(self._append(sequence, SampledToken(token_id)))
+            self.stats.count("forced_tokens")
+        return outputs
 
     def _num_step_tokens(self) -> int:
         if any(one.num_output_tokens or one.num_coming_tokens for one in self.running):

@@ -61,11 +61,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token; ``top`` are (id, log-probability) of the likeliest, most likely first."""
+    """A chosen token; ``top`` are (id, log-probability) of the likeliest, most likely first.
+
+    ``forced`` must follow, whatever the model would say.
+    """
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Not here: text (``llm`` makes ids of words), the lists a step needs (``shaper``)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +50,11 @@ class Shaping:
     def looks_back(self) -> bool:
         """Whether anything but the same values every time is asked for."""
         return self.has_penalties or bool(self.dry or self.banned or self.min_tokens)
+
+    @property
+    def bans(self) -> bool:
+        """Whether a token may be banned that nothing but a constraint would choose."""
+        return bool(self.banned) or any(value == -math.inf for _, value in self.logit_bias)
 
     @property
     def has_penalties(self) -> bool:

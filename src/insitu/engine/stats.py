@@ -20,6 +20,7 @@ _COUNTERS = (
     "steps",
     "computed_tokens",
     "sampled_tokens",
+    "forced_tokens",
     "prefix_cache_queries",
     "prefix_cache_hits",
     "late_steps",

@@ -52,15 +52,25 @@ class TokenMasks:
         return MaskArrays(of_row, self._bits), failures
 
 
-def advance(sequence: Sequence, token_id: int) -> RequestFailed | None:
-    """Let a sequence's constraint take in a token; its failure, if it cannot."""
-    if sequence.constraint is None:
-        return None
+def advance(sequence: Sequence, token_id: int) -> tuple[int, ...] | RequestFailed:
+    """Let a sequence's constraint take in a token, and what it then forces; its failure, if any.
+
+    What is forced is what would be chosen step by step: where its log-probabilities are wanted, or
+    something else might ban it, nothing is.
+    """
+    constraint, prompt = sequence.constraint, sequence.prompt
+    assert constraint is not None
     try:
-        sequence.constraint.advance(token_id)
+        constraint.advance(token_id)
+        is_last = token_id in prompt.stop_ids
+        if is_last or prompt.num_logprobs is not None or prompt.shaping.bans:
+            return ()
+        forced = tuple(constraint.forced())
+        for one in forced:
+            constraint.advance(one)
     except Exception as error:
         return constraint_failed(error)
-    return None
+    return forced
 
 
 def constraint_failed(error: Exception) -> RequestFailed:

@@ -67,10 +67,11 @@ def _page(request: Request, ids: list[str], prefix: str) -> tuple[list[str], boo
     query = request.query_params
     allowed = {"limit", "after"} | ({"order", "purpose"} if prefix == "file-" else set())
     for name in query:
+        shown = clip(name)
         if name not in allowed:
-            raise Refusal(
-                f"Unknown field: {clip(name)}.", param=clip(name), code="unknown_parameter"
-            )
+            raise Refusal(f"Unknown field: {shown}.", param=shown, code="unknown_parameter")
+        if len(query.getlist(name)) > 1:
+            raise Refusal(f"{shown} is given twice.", param=shown, code="invalid_value")
     text = query.get("limit", str(_PAGE[prefix]))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _PAGES[prefix]):
         message = f"limit must be 1 to {_PAGES[prefix]}."

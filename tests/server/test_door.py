@@ -380,6 +380,11 @@ def test_a_model_says_what_it_can_do_and_how_much_of_it() -> None:
         text_body(n=limits["choices"] + 1),
         text_body(logprobs=limits["top_logprobs"] + 1),
         text_body(prompt=["x"] * (limits["prompts"] + 1)),
+        text_body(stop_token_ids=[1] * (limits["stop_token_ids"] + 1)),
+        text_body(logit_bias={str(one): 1 for one in range(limits["logit_bias"] + 1)}),
+        text_body(bad_words=["x"] * (limits["bad_words"] + 1)),
+        text_body(bad_words=["x" * (limits["word_chars"] + 1)]),
+        text_body(guided_choice=["x"] * (limits["guided_choices"] + 1)),
     ):
         assert post(TEXT, body).status_code == 400
     options = ServerOptions(max_body_bytes=1000)

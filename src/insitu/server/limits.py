@@ -5,3 +5,5 @@ Not here: a tenant's limits (``policy``), the model's (its card), the body's (``
 
 MAX_PROMPTS = 64
 MAX_TOOLS = 128
+MAX_STOP_IDS = 256
+MAX_CHOICES = 4096

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from insitu.sampling_params import SamplingParams
 from insitu.server.body import MAX_DEPTH, MAX_VALUES
 from insitu.server.errors import JSONAnswer
-from insitu.server.limits import MAX_PROMPTS, MAX_TOOLS
+from insitu.server.limits import MAX_CHOICES, MAX_PROMPTS, MAX_STOP_IDS, MAX_TOOLS
 from insitu.server.service import is_served, service_of, unknown_model
 
 if TYPE_CHECKING:
@@ -111,5 +111,10 @@ def limits(card: ModelCard, max_body_bytes: int) -> dict[str, int]:
         "top_logprobs": SamplingParams.MAX_LOGPROBS,
         "stop_strings": SamplingParams.MAX_STOP,
         "stop_chars": SamplingParams.MAX_STOP_CHARS,
+        "stop_token_ids": MAX_STOP_IDS,
+        "logit_bias": SamplingParams.MAX_BIASES,
+        "bad_words": SamplingParams.MAX_WORDS,
+        "word_chars": SamplingParams.MAX_WORD_CHARS,
+        "guided_choices": MAX_CHOICES,
         "tools": MAX_TOOLS,
     }

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from insitu.refusal import Refusal
+from insitu.server.limits import MAX_CHOICES
 from insitu.server.schema import Wire
 from insitu.types import Guide, GuideKind
 
-MAX_CHOICES = 4096
 Schema = dict[str, Any] | bool
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 

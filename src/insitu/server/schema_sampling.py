@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from insitu.refusal import Refusal
 from insitu.sampling_params import SamplingParams
+from insitu.server.limits import MAX_STOP_IDS
 from insitu.server.schema import LIMIT, MAX_ID, Neutral, Wire
 from insitu.server.schema_choosing import ChoosingFields
 
@@ -73,7 +74,9 @@ class SamplingFields(ChoosingFields):
         | Annotated[list[StopString], Field(max_length=SamplingParams.MAX_STOP, fail_fast=True)]
         | None
     ) = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True)] | None
+    ) = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only where stream is true.")

@@ -16,6 +16,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,19 +133,27 @@ def is_valid(validator: Any, text: str) -> bool:
         return False
 
 
+@cache
+def closing_ids(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that are a quote or a bracket that closes something."""
+    known = range(tokenizer.vocab_size)
+    return [one for one in known if tokenizer.token_bytes(one) in {b'"', b"}", b"]"}]
+
+
 def walk(constraint: Any, tokenizer: Tokenizer, draw: random.Random) -> str | None:
     """A random answer; None where it is too long."""
     bits = np.zeros(-(-tokenizer.vocab_size // 32) * 4, np.uint8)
+    ends, closings = sorted(tokenizer.end_ids), closing_ids(tokenizer)
     spelt = b""
     for _ in range(MOST_TOKENS):
         bits[:] = 0
         constraint.fill_mask(memoryview(bits.data))
         ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        if any(int(one) in tokenizer.end_ids for one in ids):
+        if np.isin(ends, ids).any():
             return spelt.decode()
         # A quote or a bracket that closes something ends sooner than another word.
-        closing = [one for one in ids if tokenizer.token_bytes(int(one)) in (b'"', b"}", b"]")]
-        token_id = int(draw.choice(closing if closing and draw.random() < 0.7 else list(ids)))
+        closing = [one for one in closings if bits[one // 8] >> one % 8 & 1]
+        token_id = int(draw.choice(closing if closing and draw.random() < 0.7 else ids))
         constraint.advance(token_id)
         spelt += tokenizer.token_bytes(token_id)
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 from insitu.codec.byte_map import mapped_bytes, missing_bytes
@@ -95,7 +96,7 @@ def _bpe(tokens: GGUFTokens, normal: dict[str, int], **options: Any) -> Any:
 
     key = KEY + "merges"
     lines: list[str] = tokens.metadata.strings(key)
-    merges: list[Any] = [tuple(line.split(" ")) for line in lines]
+    merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
     if not set(map(len, merges)) <= {2}:
         index = next(i for i, parts in enumerate(merges) if len(parts) != 2)
         message = f"is {shown(lines[index])}, not two parts with a space between"
@@ -152,7 +153,7 @@ def _unigram(tokens: GGUFTokens) -> Encoder:
     # The library numbers pieces itself: ids of no control token are among those it can give.
     normal = spellings(tokens, tokens.of(TokenType.NORMAL))
     ids = [unknown_id, *normal.values()]
-    pieces = [(_UNKNOWN, 0.0), *((piece, scores[i]) for piece, i in normal.items())]
+    pieces = [(_UNKNOWN, 0.0), *zip(normal, map(scores.__getitem__, normal.values()), strict=True)]
     encode = plain_encoder(Tokenizer(models.Unigram(pieces, 0, False)))
     normalized = _chars_map(tokens)
     merges_spaces = metadata.boolean(KEY + "remove_extra_whitespaces", False)

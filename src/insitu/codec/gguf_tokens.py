@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from insitu.codec.vocabulary import TokenType
 from insitu.weights.errors import shown
 
@@ -35,10 +37,8 @@ class GGUFTokens:
 
     @cached_property
     def _by_type(self) -> dict[int, list[int]]:
-        by_type: dict[int, list[int]] = {kind: [] for kind in TokenType}
-        for token_id, kind in enumerate(self.types):
-            by_type[kind].append(token_id)
-        return by_type
+        types = np.array(self.types)
+        return {kind: np.flatnonzero(types == kind).tolist() for kind in TokenType}
 
     def of(self, kind: TokenType) -> list[int]:
         """Ids of one type."""

@@ -9,7 +9,9 @@ all its characters are the template's. Text without added tokens encodes in one 
 
 from __future__ import annotations
 
+import gc
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ from insitu.codec.vocabulary import UnencodableText
 from insitu.refusal import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from insitu.codec.vocabulary import Vocabulary
     from insitu.weights.tensors import TensorSource
@@ -31,11 +33,24 @@ _NFC_SHRINKS = 3
 
 def load_tokenizer(source: TensorSource) -> Tokenizer:
     """The tokenizer of a model file or folder."""
-    if source.format == "gguf":
-        return Tokenizer(gguf_vocabulary.read_vocabulary(source.path, source.metadata))
-    vocabulary = tokenizer_json.read_vocabulary(source.path, source.file, _end_ids_file(source))
-    # A model's embedding often has more rows than there are tokens; those ids stand for nothing.
-    return Tokenizer(vocabulary, source.metadata.integer("vocab_size", 0, minimum=0))
+    with _without_collecting():
+        if source.format == "gguf":
+            return Tokenizer(gguf_vocabulary.read_vocabulary(source.path, source.metadata))
+        vocabulary = tokenizer_json.read_vocabulary(source.path, source.file, _end_ids_file(source))
+        # An embedding often has more rows than there are tokens; those ids stand for nothing.
+        return Tokenizer(vocabulary, source.metadata.integer("vocab_size", 0, minimum=0))
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """No search for cycles while a million objects are made, none of which is part of one."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _end_ids_file(source: TensorSource) -> tuple[str, bytes | None]:

@@ -9,6 +9,8 @@ is allocated or looped over that the file does not hold.
 from __future__ import annotations
 
 import struct
+from array import array
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -62,23 +64,18 @@ class StringArray:
 
     kind = "string"
 
-    def __init__(self, data: memoryview, count: int) -> None:
+    def __init__(self, data: memoryview, ends: array[int]) -> None:
         self._data = data
-        self._count = count
+        self._ends = ends  # of each string, from the first one's length on
 
     def __len__(self) -> int:
         """How many strings."""
-        return self._count
+        return len(self._ends)
 
     def values(self) -> list[bytes]:
         """All strings as bytes."""
-        data, unpack, at = bytes(self._data), _U64.unpack_from, 0
-        strings = []
-        for _ in range(self._count):
-            end = at + 8 + unpack(data, at)[0]
-            strings.append(data[at + 8 : end])
-            at = end
-        return strings
+        data, ends = bytes(self._data), self._ends.tolist()
+        return [data[at + 8 : end] for at, end in zip([0, *ends], ends, strict=False)]
 
 
 class Cursor:
@@ -193,26 +190,16 @@ class Cursor:
         """Walk the lengths to find the end; the text is not looked at yet."""
         count = self.count(f"count of {field}", 8, MAX_STRINGS - self._num_strings)
         self._num_strings += count
-        data, end, at, unpack = self._data, len(self._data), self.at, _U64.unpack_from
-        index = 0
+        data, at, unpack = self._data[self.at :], 0, _U64.unpack_from
+        ends = array("Q")
         try:
-            for index in range(count):  # noqa: B007
+            for _ in range(count):
                 at += 8 + unpack(data, at)[0]
-        except (struct.error, OverflowError):  # a length led beyond the file, or beyond 2^63
-            at = end + 1
-        if at > end:
-            self.fail(f"{field}[{_first_beyond(data, self.at, index)}]", "ends beyond the file")
-        strings = StringArray(data[self.at : at], count)
-        self.at = at
-        return strings
-
-
-def _first_beyond(data: memoryview, at: int, last: int) -> int:
-    """Which string of an array first reaches beyond the file."""
-    for index in range(last + 1):
-        if at + 8 > len(data):
-            return index
-        at += 8 + _U64.unpack_from(data, at)[0]
+                ends.append(at)
+        except (struct.error, OverflowError):  # a length led beyond the file, or beyond 2^64
+            at = len(data) + 1
         if at > len(data):
-            return index
-    return last
+            index = bisect_right(ends, len(data))
+            self.fail(f"{field}[{index}]", "ends beyond the file")
+        self.at += at
+        return StringArray(data[:at], ends)

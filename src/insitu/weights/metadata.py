@@ -204,7 +204,9 @@ class Metadata:
 
     def _decoded(self, key: str, items: Sequence[bytes]) -> list[str]:
         try:
-            return [item.decode() for item in items]
+            # All at once where none holds the separator: half the time for a large vocabulary.
+            texts = b"\0".join(items).decode().split("\0")
+            return texts if len(texts) == len(items) else [item.decode() for item in items]
         except UnicodeDecodeError:
             for index, item in enumerate(items):
                 try:

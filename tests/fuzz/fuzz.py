@@ -1,6 +1,6 @@
 """Run one target under atheris (pip install atheris), which steers by coverage.
 
-    PYTHONPATH=src:tests python tests/fuzz/fuzz.py gguf -max_total_time=1800
+    PYTHONPATH=src:tests python -m fuzz.fuzz gguf -max_total_time=1800
 
 Arguments after the target are libFuzzer's. Ends with a status other than 0 and the input in a file
 ``crash-...`` when a target raises what is no named error, or takes too long or too much memory.

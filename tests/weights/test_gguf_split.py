@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,6 +52,20 @@ def test_any_file_or_the_folder_opens_them_all(tmp_path: Path) -> None:
         assert source.digest() == hashlib.sha256(joined.encode()).hexdigest()
         with pytest.raises(ModelFileError, match=r"tensor a9.*missing"):
             source.read("a9")
+        source.close()
+
+
+def test_the_order_in_which_a_folder_is_listed_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(tmp_path, [["a1"], ["a2"], ["a3"]])
+    listed = os.listdir
+    for backwards in (False, True):
+        monkeypatch.setattr(
+            os, "listdir", lambda path, b=backwards: sorted(listed(path), reverse=b)
+        )
+        source = open_source(tmp_path)
+        assert list(source.tensors) == ["a1", "a2", "a3"]
         source.close()
 
 

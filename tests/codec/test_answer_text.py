@@ -175,6 +175,7 @@ def test_one_call_at_most_ends_the_answer() -> None:
         ("<think>a</think>b<think>c</think>d", False, "a", "b<think>c</think>d"),
         ("x</think>\n```\n</think>\n```", True, "x", "```\n</think>\n```"),
         ("so <think>a</think>", False, "", "so <think>a</think>"),
+        ("plan</think>42", False, "", "plan</think>42"),  # nothing opened it: it is text
         ("<thin", False, "", "<thin"),
         ("\n\n", False, "", "\n\n"),
     ],

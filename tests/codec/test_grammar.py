@@ -182,6 +182,17 @@ def test_what_cannot_be_compiled_is_refused_by_name(kind: GuideKind, value: Any)
     assert accepts("json_schema", TEXT, '{"t":"x"}')
 
 
+def test_a_count_may_be_written_with_a_point() -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 1.0}, "maxItems": 2.0}
+    assert accepts("json_schema", schema, '["a","b"]')
+    assert not accepts("json_schema", schema, '["a","b","c"]')
+    assert not accepts("json_schema", schema, '["ab"]')
+    with pytest.raises(Refusal):
+        guided("json_schema", {"maxItems": 2.5})
+    const = {"const": {"maxItems": 2.0}}
+    assert accepts("json_schema", const, '{"maxItems":2}')
+
+
 def test_depth_has_a_limit() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(MAX_DEPTH):

@@ -11,7 +11,7 @@ import json
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
-from insitu.codec.grammar import JSON_OPTIONS, literal
+from insitu.codec.grammar import JSON_OPTIONS, literal, with_whole_counts
 from insitu.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class CallGrammar:
 
 def _object(schema: Any) -> dict[str, Any]:
     """A tool's parameters as the schema of an object."""
-    given = schema if isinstance(schema, dict) else {}
+    given = with_whole_counts(schema) if isinstance(schema, dict) else {}
     return {"type": "object", **given, "x-guidance": JSON_OPTIONS}
 
 

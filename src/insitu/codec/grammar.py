@@ -48,6 +48,9 @@ JSON_OPTIONS = {
 }
 
 
+_COUNTS = frozenset(
+    ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
+)
 # Beyond these the compiler's reader rounds.
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 
@@ -279,7 +282,21 @@ def schema_of(guide: Guide) -> dict[str, Any]:
         raise _refused(guide, "is not a JSON schema: an object is wanted")
     if _rebases(schema):
         raise _refused(guide, "has a $id inside, by which a $ref may mean something else")
-    return {**schema, "x-guidance": JSON_OPTIONS}
+    return {**with_whole_counts(schema), "x-guidance": JSON_OPTIONS}
+
+
+def with_whole_counts(schema: Any) -> Any:
+    """A schema whose counts are written as integers: 2.0 is 2 in JSON schema, not to a compiler."""
+    if isinstance(schema, list):
+        return [with_whole_counts(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: int(one)
+        if key in _COUNTS and isinstance(one, float) and one.is_integer()
+        else with_whole_counts(one)
+        for key, one in schema.items()
+    }
 
 
 def _rebases(schema: dict[str, Any]) -> bool:

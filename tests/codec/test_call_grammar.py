@@ -117,7 +117,7 @@ def test_an_optional_parameter_may_be_given() -> None:
         assert not takes(constraint, TOKENIZER, head + arguments + "}\n</tool_call>"), arguments
 
 
-@pytest.mark.parametrize("required", [5, "days", True, {"days": 1}, None])
+@pytest.mark.parametrize("required", [5, "days", True, {"days": 1}, None, [{}, 5, []]])
 def test_python_calls_of_a_schema_whose_required_is_no_list_require_nothing(required: Any) -> None:
     schema = {"properties": {"days": {"type": "integer"}}, "required": required}
     pythonic = next(one for one in FORMATS if one.name == "pythonic")

@@ -170,16 +170,22 @@ def _python_parameters(name: str, schema: dict[str, Any]) -> dict[str, dict[str,
     beyond = sorted(set(schema) - _PYTHON_KEYWORDS)
     if beyond or schema["type"] != "object":
         raise _no_python(f"{beyond[0] if beyond else 'type'} of {name}")
-    properties, required = schema.get("properties"), schema.get("required")
+    properties, required = schema.get("properties"), _required(schema)
     known = dict(properties) if isinstance(properties, dict) else {}
-    for key in required if isinstance(required, list) else ():
-        known.setdefault(key, {})
+    known |= {key: {} for key in required if key not in known}
     for key, value in list(known.items()):
-        if value is False and not (isinstance(required, list) and key in required):
+        if value is False and key not in required:
             del known[key]
-        elif value is False or not str(key).isidentifier() or iskeyword(key):
+        elif value is False or not key.isidentifier() or iskeyword(key):
             raise _no_python(f"parameter {key} of {name}")
     return {key: value if isinstance(value, dict) else {} for key, value in known.items()}
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    """Names that must be given; what is no list of names is the compiler's to refuse."""
+    required = schema.get("required")
+    names = required if isinstance(required, list) else []
+    return [one for one in names if isinstance(one, str)]
 
 
 def _no_python(what: str) -> Refusal:
@@ -192,9 +198,7 @@ def _python_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
 
     first_0: a (with what may follow, after a comma), or what may come first without a
     """
-    items = list(_python_parameters(name, schema).items())
-    required = schema.get("required")
-    required = required if isinstance(required, list) else ()
+    items, required = list(_python_parameters(name, schema).items()), _required(schema)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     rules = [f"{rule}: {literal(name + '(')} {rule}_first_0 {literal(')')}"]
     for index, (key, value) in enumerate(items):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from insitu.llm.text_generator import TextGenerator
 
 NUM_REQUESTS = 40
-LONG = (7, 16, 27, 36)  # two of them begin alike
+LONG = {7: 1.0, 16: 0.5, 27: 1.0, 36: 0.5}  # parts of the longest; two and two begin alike
 MAX_PREEMPTIONS = 2  # of one sequence, by force
 PREEMPTED_STEPS = 0.2
 
@@ -137,7 +137,9 @@ class Load:
         for index in range(NUM_REQUESTS):
             is_long = index in LONG
             own = self._ids(chance, chance.randrange(1, 12))
-            shared = self.long_tokens - 20 if is_long else chance.choice((0, 15, 16, 33, 70))
+            shared = chance.choice((0, 15, 16, 33, 70))
+            if is_long:
+                shared = int(self.long_tokens * LONG[index]) - 10
             body: dict[str, Any] = {
                 "model": "default",
                 "prompt": openings[index % 3][:shared] + own,

@@ -30,11 +30,11 @@ SHORT_KV_TOKENS = 128
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Two random layers; its long prompts span three chunks of attention."""
+    """Two random layers; its long prompts span six chunks of attention."""
     path = tmp_path_factory.mktemp("invariance") / "tiny.gguf"
     shape = write_gguf(path, max_model_len=2048)
     vocab_size = len(shape.vocabulary) - 4  # no control tokens
-    return Load(path, vocab_size, long_tokens=600, max_tokens=10, kv_tokens=1536)
+    return Load(path, vocab_size, long_tokens=1500, max_tokens=10, kv_tokens=2560)
 
 
 @cache

@@ -25,6 +25,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ def load(options: argparse.Namespace, url: str, clients: int, model: str, turn: 
         *(("--model", model) if model else ()),
         *("--num-requests", str(max(clients, options.requests) * options.rounds)),
         *("--input-tokens", str(options.prompt), "--output-tokens", str(options.output)),
-        *("--seed", str(1000 * turn + clients)),  # prompts that no load before had
+        *("--seed", str(options.seed + 1000 * turn + clients)),  # prompts no load before had
     )
     # Of a server that tells no usage in a stream every answer counts as whole.
     found["output_tokens_per_s"] = (
@@ -165,6 +166,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=6, help="least a round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=time.time_ns() // 10**9 * 10**6)
     parser.add_argument(
         "--peer",
         action="append",

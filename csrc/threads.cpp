@@ -154,9 +154,10 @@ int ThreadPool::run_claimed(int worker) {
   int num_run = 0;
   uint64_t word = slot.word.load(std::memory_order_acquire);
   for (;;) {
-    void* context = slot.context.load(std::memory_order_relaxed);
-    const Call call = slot.call.load(std::memory_order_relaxed);
     while (has_items(word)) {
+      // Read anew with every word: one whose exchange failed may have come from a later phase.
+      void* context = slot.context.load(std::memory_order_relaxed);
+      const Call call = slot.call.load(std::memory_order_relaxed);
       if (!slot.word.compare_exchange_weak(word, word + (1 << 16), std::memory_order_acq_rel)) continue;
       call(context, first_of(word), worker);
       num_run++;

@@ -41,6 +41,22 @@ void every_item_once(ThreadPool& pool, int items) {
   check(is_worker_known, "a worker has no number", threads, items);
 }
 
+// Phases whose bodies lie at other places of the stack: a worker that comes late to one must not call
+// the body of another. Every second one takes long enough that it still has items then.
+void at_depth(ThreadPool& pool, int round, int depth) {
+  volatile char used[320] = {};
+  if (depth > 0) return at_depth(pool, round, depth - 1);
+  const int items = 2 + round * 7 % 11;
+  std::vector<int> rounds(items, -1);
+  pool.run(items, [&](int item, int) {
+    rounds[item] = round;
+    if (round % 2 == 0) busy_for(std::chrono::microseconds(20));
+  });
+  bool own = used[0] == 0;
+  for (int r : rounds) own &= r == round;
+  check(own, "a body ran that was another phase's", pool.num_threads(), items);
+}
+
 // The share of one worker is slow: the others must take from it, if the machine lets them run at all.
 bool is_slow_share_shared(ThreadPool& pool) {
   const int items = 64, threads = pool.num_threads();
@@ -58,6 +74,7 @@ void phases(const ThreadOptions& options) {
   ThreadPool pool(options);
   for (int items : {0, 1, 2, 3, 7, 64, 1000, 70000, 200001}) every_item_once(pool, items);
   for (int round = 0; round < 2000; round++) every_item_once(pool, round % 37);
+  for (int round = 0; round < 2000; round++) at_depth(pool, round, round * 5 % 7);
   bool is_shared = pool.num_threads() == 1;
   for (int round = 0; round < 50 && !is_shared; round++) is_shared = is_slow_share_shared(pool);
   check(is_shared, "nobody helped with a slow share", pool.num_threads(), 64);

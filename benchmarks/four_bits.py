@@ -1,6 +1,7 @@
 """Files of 4 bits made by insitu and by llama.cpp from one source: how far each is from it.
 
     python benchmarks/four_bits.py MODEL_FILE FOLDER --peer PYTHON [--rebase] [--tokens 1024]
+        [--kinds Q4_0,Q4_K_M] [--methods nearest,scale,gptq] [--calibration-tokens 4096]
 
 The source is the file's weights as float32. What is published was rounded before, and its grid is a
 help to whoever uses the same one: ``--rebase`` moves the source off it, at no change of what the
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from insitu.evaluate.text import Windows
     from insitu.kernels.block_parts import Float32
 
-METHODS = ("nearest", "scale", "gptq")
 SPREAD = 0.3  # of the logarithms of random factors
 
 
@@ -125,6 +125,9 @@ def main() -> None:
     parser.add_argument("--peer", required=True)
     parser.add_argument("--rebase", action="store_true")
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--kinds", default="Q4_0,Q4_K_M")
+    parser.add_argument("--methods", default="nearest,scale,gptq")
+    parser.add_argument("--calibration-tokens", type=int, default=4096)
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
     source = given.folder / "source.gguf"
@@ -135,18 +138,19 @@ def main() -> None:
     windows = cut(opened, text, window=DEFAULT_WINDOW, max_num_tokens=given.tokens)
     opened.close()
     truths = list(logits_of(source, windows))
-    for kind in ("Q4_0", "Q4_K_M"):
+    for kind in given.kinds.split(","):
         theirs = given.folder / f"llama-cpp-{kind}.gguf"
         if not theirs.exists():
             script = Path(__file__).parent / "peers" / "llama_cpp_quantize.py"
             command = [given.peer, str(script), str(source), str(theirs), kind]
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         print(f"{kind:>7} llama.cpp {report(theirs, truths, windows)}", flush=True)
-        for method in METHODS:
+        for method in given.methods.split(","):
             ours = given.folder / f"insitu-{kind}-{method}.gguf"
             types = Types(BlockType.Q4_0, named=_types_of(theirs))
             if not ours.exists():
-                quantize(Wish(source, ours, types, method), lambda *_: None)
+                wish = Wish(source, ours, types, method, max_num_tokens=given.calibration_tokens)
+                quantize(wish, lambda *_: None)
             print(f"{kind:>7} {method:>9} {report(ours, truths, windows)}", flush=True)
 
 

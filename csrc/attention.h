@@ -8,10 +8,11 @@
 // position order; chunks are folded in order, and one that is wholly masked for a row is left out. Masked
 // positions are selected away, never multiplied: a recycled block may hold NaN.
 //
-// A tile of many rows widens the chunk once to float32 (exact) and runs over that, a register tile at a
-// time; one of few reads the cache as it is. Software prefetch runs at two distances: half a chunk ahead
-// from memory to the second-level cache (values while keys are scored, the next keys while values are
-// weighed), and a page or two ahead from there to the first.
+// A tile of many rows widens a few pages at a time to float32 (exact), into a panel in the first-level cache,
+// and all register tiles run over that; scores and outputs wait in memory meanwhile. One of few rows reads
+// the cache as it is. Software prefetch runs at two distances: half a chunk ahead from memory to the
+// second-level cache (values while keys are scored, the next keys while values are weighed), and, where
+// nothing is widened, a page or two ahead from there to the first.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,24 +32,29 @@ constexpr int kOutputVectors = 4;
 constexpr int kRegisterTile = 3, kLargestTile = 3, kOutputVectors = 2;
 #endif
 constexpr int kWidenedRows = 2 * kRegisterTile + 1;  // from here on widening once costs less
+constexpr int kOutputColumns = 16 * kOutputVectors;
 constexpr int kPages = kChunkPositions / 16;
+constexpr int kPanelPages = 4;                       // of values, kOutputColumns of them
+// Of keys; never fewer than a register tile takes together.
+static inline int panel_pages(int dim) { return dim <= 64 ? 4 : 2; }
 
 static inline int clamp_to_chunk(int position) {
   return position < 0 ? 0 : position > kChunkPositions ? kChunkPositions : position;
 }
 
-// Where the 16 positions of each page of a chunk lie: keys [dim][16], values [16][dim].
+// Where the 16 positions of each page of a chunk lie: keys [dim][16], values [16][value_stride].
 template <class T>
 struct ChunkPages {
   const T* keys[kPages];
   const T* values[kPages];
   const float* key_scales[kPages];    // where is_scaled
   const float* value_scales[kPages];
-  int num = 0;
+  int num = 0, value_stride = 0;
   bool is_scaled = false;             // int8 only
 
   void find(const KvLayer& kv, const KvChunk& at) {
     num = at.num_pages;
+    value_stride = kv.head_dim;
     is_scaled = kv.type == KvType::I8;
     for (int p = 0; p < num; p++) {
       const int position = at.chunk * kChunkPositions + p * 16, offset = position % kv.block_size;
@@ -61,78 +67,135 @@ struct ChunkPages {
   }
 };
 
-// `from` in float32, laid out the same way.
-template <class E>
-static void widen(const ChunkPages<typename E::type>& from, int first_page, int dim, float* panel,
-                  ChunkPages<float>& to) {
-  const ptrdiff_t page = ptrdiff_t{16} * dim;
-  to.num = from.num;
-  to.is_scaled = from.is_scaled;
-  for (int p = first_page; p < from.num; p++, panel += 2 * page) {
-    for (ptrdiff_t i = 0; i < page; i += 16) storeu(panel + i, E::load(from.keys[p] + i));
-    for (ptrdiff_t i = 0; i < page; i += 16) storeu(panel + page + i, E::load(from.values[p] + i));
-    to.keys[p] = panel;
-    to.values[p] = panel + page;
-    to.key_scales[p] = from.key_scales[p];
-    to.value_scales[p] = from.value_scales[p];
+struct PageRange {
+  int begin, end;
+  PageRange within(const PageRange& other) const {
+    return {begin > other.begin ? begin : other.begin, end < other.end ? end : other.end};
   }
-}
+};
 
-// A register tile over one chunk; row i keeps positions [first[i], last[i]) of it.
-template <class E, int Rows>
-struct ChunkKernel {
-  using T = typename E::type;
-  static constexpr int kLine = 64 / sizeof(T);       // elements
-  static constexpr bool kIsNarrow = sizeof(T) < 4;   // else a widened chunk, in L2 already
-  static constexpr int kTogether = Rows <= kRegisterTile && kRegisterTile > 3 ? 2 : 1;
-
-  const ChunkPages<T>& pages;
-  const ChunkPages<T>& ahead;   // whose keys are fetched while values are weighed; may be empty
-  int dim;
+// A tile's rows over one chunk: row i keeps positions [first[i], last[i]) of it.
+struct ChunkRows {
+  int num, dim;
   float soft_cap;
-  const float* q;               // [Rows][dim], scaled
-  float* scores;                // [Rows][kChunkPositions]
-  int first[Rows], last[Rows];
-  int first_page = 0, num_pages = 0;
+  const float* q;               // [num][dim], scaled
+  float* scores;                // [num][kChunkPositions]
+  float* out;                   // [num]{partial}
+  int first[kMaxTileRows], last[kMaxTileRows];
 
-  void set_rows(const AttentionTile& tile, int row, int chunk) {
-    int least = kChunkPositions, most = 0;
-    for (int i = 0; i < Rows; i++) {
-      first[i] = clamp_to_chunk(tile.first_key[row + i] - chunk * kChunkPositions);
-      last[i] = clamp_to_chunk(tile.num_keys[row + i] - chunk * kChunkPositions);
+  void keep(const AttentionTile& tile, int chunk) {
+    for (int i = 0; i < num; i++) {
+      first[i] = clamp_to_chunk(tile.first_key[i] - chunk * kChunkPositions);
+      last[i] = clamp_to_chunk(tile.num_keys[i] - chunk * kChunkPositions);
       if (first[i] >= last[i]) first[i] = last[i] = 0;
+    }
+  }
+  // What any of the rows keeps.
+  PageRange pages_of(int row, int count) const {
+    int least = kChunkPositions, most = 0;
+    for (int i = row; i < row + count; i++) {
       if (first[i] < last[i] && first[i] < least) least = first[i];
       if (last[i] > most) most = last[i];
     }
-    first_page = least / 16;
-    num_pages = (most + 15) / 16;
+    return {least / 16, (most + 15) / 16};
   }
+  // What all of them keep whole.
+  PageRange pages_kept(int row, int count) const {
+    int most = 0, least = kChunkPositions;
+    for (int i = row; i < row + count; i++) {
+      if (first[i] > most) most = first[i];
+      if (last[i] < least) least = last[i];
+    }
+    return {(most + 15) / 16, least / 16};
+  }
+  float* partial(int row) const { return out + static_cast<ptrdiff_t>(row) * (kPartialHeader + dim); }
+};
 
-  // Lanes of page p that row i keeps, of `kept`; the others become `masked`.
-  f32x16 keep(int i, int p, f32x16 kept, f32x16 masked) const {
-    const int begin = first[i] - p * 16, end = last[i] - p * 16;
-    if (end < 16) kept = select(first_lanes(end < 0 ? 0 : end), kept, masked);
-    if (begin > 0) kept = select(first_lanes(begin > 16 ? 16 : begin), masked, kept);
-    return kept;
+// Lanes of page p that lie in [first, last), of `kept`; the others become `masked`.
+static inline f32x16 keep_lanes(int first, int last, int p, f32x16 kept, f32x16 masked) {
+  return select(first_lanes(first - p * 16), masked, select(first_lanes(last - p * 16), kept, masked));
+}
+
+// Scores of rows [row, row + Rows) become weights, exp(score - maximum), times the value's scale; {maximum,
+// their sum} go to the partials. Several rows at a time, as each is a chain of operations that wait.
+template <int Rows, class T>
+static void normalise_rows(const ChunkRows& rows, int row, const ChunkPages<T>& pages) {
+  const int *first = rows.first + row, *last = rows.last + row;
+  const PageRange range = rows.pages_of(row, Rows), kept = rows.pages_kept(row, Rows);
+  float* scores = rows.scores + row * kChunkPositions;
+  const f32x16 lowest = broadcast(-__builtin_inff()), zero = broadcast(0.0f);
+  f32x16 most[Rows], sum[Rows];
+  for (int i = 0; i < Rows; i++) most[i] = lowest, sum[i] = zero;
+  for (int p = range.begin; p < range.end; p++) {
+    const bool is_kept = p >= kept.begin && p < kept.end;
+    for (int i = 0; i < Rows; i++) {
+      const f32x16 s = loadu(scores + i * kChunkPositions + p * 16);
+      most[i] = max(is_kept ? s : keep_lanes(first[i], last[i], p, s, lowest), most[i]);
+    }
   }
+  for (int i = 0; i < Rows; i++) {
+    const float maximum = reduce_max(most[i]);
+    rows.partial(row + i)[0] = maximum;
+    most[i] = broadcast(maximum);
+  }
+  for (int p = range.begin; p < range.end; p++) {
+    const bool is_kept = p >= kept.begin && p < kept.end;
+    float* s = scores + p * 16;
+    f32x16 e[Rows];
+    for (int i = 0; i < Rows; i++) e[i] = sub(loadu(s + i * kChunkPositions), most[i]);
+    exp_in_range(e);
+    for (int i = 0; i < Rows; i++) {
+      if (!is_kept) e[i] = keep_lanes(first[i], last[i], p, e[i], zero);
+      sum[i] = add(sum[i], e[i]);
+      storeu(s + i * kChunkPositions, pages.is_scaled ? mul(e[i], loadu(pages.value_scales[p])) : e[i]);
+    }
+  }
+  for (int i = 0; i < Rows; i++) rows.partial(row + i)[1] = reduce_add(sum[i]);
+}
+
+template <class T>
+static void normalise(const ChunkRows& rows, const ChunkPages<T>& pages) {
+  int row = 0;
+  for (; row + 4 <= rows.num; row += 4) normalise_rows<4>(rows, row, pages);
+  if (rows.num - row == 3) normalise_rows<3>(rows, row, pages);
+  if (rows.num - row == 2) normalise_rows<2>(rows, row, pages);
+  if (rows.num - row == 1) normalise_rows<1>(rows, row, pages);
+}
+
+// A register tile, rows [row, row + Rows), over some pages of a chunk.
+template <class E, int Rows>
+struct RegisterTile {
+  using T = typename E::type;
+  static constexpr int kLine = 64 / sizeof(T);       // elements
+  static constexpr int kTogether = Rows <= kRegisterTile && kRegisterTile > 3 ? 2 : 1;
+
+  const ChunkPages<T>& pages;
+  const ChunkPages<T>* ahead;   // whose keys are fetched while values are weighed; nullptr: all lies in the first cache
+  const ChunkRows& rows;
+  int row;
+  PageRange range;
 
   template <int Pages>
-  void score_pages(int p) {
+  void score_pages(int p) const {
+    const int dim = rows.dim;
+    const float* q = rows.q + static_cast<ptrdiff_t>(row) * dim;
     f32x16 even[Rows][Pages], odd[Rows][Pages];
     for (int i = 0; i < Rows; i++)
       for (int u = 0; u < Pages; u++) even[i][u] = odd[i][u] = broadcast(0.0f);
     const T *k[Pages], *far[Pages], *near[Pages];
     for (int u = 0; u < Pages; u++) {
       k[u] = pages.keys[p + u];
+      if (!ahead) continue;
       far[u] = pages.values[p + u];
-      near[u] = p + Pages + u < num_pages ? pages.keys[p + Pages + u] : pages.values[first_page];
+      near[u] = p + Pages + u < range.end ? pages.keys[p + Pages + u] : pages.values[range.begin];
     }
     for (int d = 0; d < dim; d += 2) {
       f32x16 k0[Pages], k1[Pages];
       for (int u = 0; u < Pages; u++) {
         k0[u] = E::load(k[u] + d * 16);
         k1[u] = E::load(k[u] + d * 16 + 16);
-        if (kIsNarrow) __builtin_prefetch(far[u] + d * 16, 0, 2);
+        if (!ahead) continue;
+        __builtin_prefetch(far[u] + d * 16, 0, 2);
         for (int line = 0; line < 32; line += kLine) __builtin_prefetch(near[u] + d * 16 + line);
       }
       for (int i = 0; i < Rows; i++) {
@@ -145,96 +208,68 @@ struct ChunkKernel {
       for (int u = 0; u < Pages; u++) finish_scores(i, p + u, add(even[i][u], odd[i][u]));
   }
 
-  void finish_scores(int i, int p, f32x16 s) {
+  void finish_scores(int i, int p, f32x16 s) const {
     if (pages.is_scaled) s = mul(s, loadu(pages.key_scales[p]));
-    if (soft_cap > 0) s = mul(tanh(mul(s, broadcast(1.0f / soft_cap))), broadcast(soft_cap));
-    storeu(scores + i * kChunkPositions + p * 16, keep(i, p, s, broadcast(-__builtin_inff())));
+    if (rows.soft_cap > 0) s = mul(tanh(mul(s, broadcast(1.0f / rows.soft_cap))), broadcast(rows.soft_cap));
+    storeu(rows.scores + (row + i) * kChunkPositions + p * 16, s);
   }
 
-  void score() {
-    int p = first_page;
-    for (; p + kTogether <= num_pages; p += kTogether) score_pages<kTogether>(p);
-    for (; p < num_pages; p++) score_pages<1>(p);
+  void score() const {
+    int p = range.begin;
+    for (; p + kTogether <= range.end; p += kTogether) score_pages<kTogether>(p);
+    for (; p < range.end; p++) score_pages<1>(p);
   }
 
-  // Scores become weights, exp(score - maximum); {maximum, their sum} go to out[0], out[1].
-  void normalise(int i, float* out) {
-    float* s = scores + i * kChunkPositions;
-    f32x16 most = broadcast(-__builtin_inff());
-    for (int p = first_page; p < num_pages; p++) most = max(loadu(s + p * 16), most);
-    const float maximum = reduce_max(most);
-    const f32x16 m = broadcast(maximum), zero = broadcast(0.0f);
-    f32x16 sum = zero;
-    for (int p = first_page; p < num_pages; p++) {
-      const f32x16 e = keep(i, p, exp(sub(loadu(s + p * 16), m)), zero);
-      sum = add(sum, e);
-      storeu(s + p * 16, pages.is_scaled ? mul(e, loadu(pages.value_scales[p])) : e);
-    }
-    out[0] = maximum;
-    out[1] = reduce_add(sum);
-  }
-
-  // Positions [begin, end) of page p, that every row keeps or that only `row` does.
+  // Adds weight * V to the rows' outputs, columns [d, d + 16 * Vectors), which begin at `column` of the values;
+  // positions that only some rows keep come row by row, before and after those that all do.
   template <int Vectors>
-  void weigh_page(int p, int d, int begin, int end, f32x16 (&acc)[Rows][Vectors]) const {
-    const T* v = pages.values[p] + d;
-    const T* far = p < ahead.num ? ahead.keys[p] + d : v;
-    const T* near = p + 1 < num_pages ? pages.values[p + 1] + d : v;
-    const float* weights = scores + p * 16;
-    for (int t = begin; t < end; t++) {
-      for (int j = 0; j < Vectors; j += kLine / 16) {
-        if (kIsNarrow) __builtin_prefetch(far + static_cast<ptrdiff_t>(t) * dim + 16 * j, 0, 2);
-        __builtin_prefetch(near + static_cast<ptrdiff_t>(t) * dim + 16 * j);
-      }
-      for (int j = 0; j < Vectors; j++) {
-        const f32x16 x = E::load(v + static_cast<ptrdiff_t>(t) * dim + 16 * j);
-        for (int i = 0; i < Rows; i++) acc[i][j] = fma(x, broadcast(weights[i * kChunkPositions + t]), acc[i][j]);
-      }
+  void weigh(int d, int column) const {
+    const int begin = range.begin * 16, end = range.end * 16;
+    int first = begin, last = end;
+    for (int i = row; i < row + Rows; i++) {
+      if (rows.first[i] > first) first = rows.first[i];
+      if (rows.last[i] < last) last = rows.last[i];
+    }
+    if (first > last) first = last = end < first ? end : first;
+    weigh_edge<Vectors>(d, column, begin, first);
+    weigh_positions<Vectors>(d, column, first, last);
+    weigh_edge<Vectors>(d, column, last, end);
+  }
+
+  template <int Vectors>
+  void weigh_edge(int d, int column, int begin, int end) const {
+    for (int i = row; begin < end && i < row + Rows; i++) {
+      const int first = rows.first[i] > begin ? rows.first[i] : begin, last = rows.last[i] < end ? rows.last[i] : end;
+      if (first >= last) continue;
+      RegisterTile<E, 1>{pages, nullptr, rows, i, range}.template weigh_positions<Vectors>(d, column, first, last);
     }
   }
 
   template <int Vectors>
-  void weigh_edge(int p, int d, int begin, int end, f32x16 (&acc)[Rows][Vectors]) const {
-    for (int t = begin; t < end; t++) {
-      const T* v = pages.values[p] + static_cast<ptrdiff_t>(t) * dim + d;
-      for (int i = 0; i < Rows; i++) {
-        if (p * 16 + t < first[i] || p * 16 + t >= last[i]) continue;
-        const f32x16 weight = broadcast(scores[i * kChunkPositions + p * 16 + t]);
-        for (int j = 0; j < Vectors; j++) acc[i][j] = fma(E::load(v + 16 * j), weight, acc[i][j]);
-      }
-    }
-  }
-
-  // out[i] = sum over positions of weight * V, columns [d, d + 16 * Vectors).
-  template <int Vectors>
-  void weigh(int d, float* out) const {
+  void weigh_positions(int d, int column, int first, int last) const {
+    const ptrdiff_t stride = pages.value_stride;
     f32x16 acc[Rows][Vectors];
     for (int i = 0; i < Rows; i++)
-      for (int j = 0; j < Vectors; j++) acc[i][j] = broadcast(0.0f);
-    int shared_first = 0, shared_last = kChunkPositions;  // positions that every row keeps
-    for (int i = 0; i < Rows; i++) {
-      if (first[i] > shared_first) shared_first = first[i];
-      if (last[i] < shared_last) shared_last = last[i];
-    }
-    for (int p = first_page; p < num_pages; p++) {
-      int begin = shared_first - p * 16, end = shared_last - p * 16;
-      begin = begin < 0 ? 0 : begin > 16 ? 16 : begin;
-      end = end < begin ? begin : end > 16 ? 16 : end;
-      for (int edge = 0; edge < 2; edge++) {  // a loop, for the compiler's sake: one copy of what is rare
-        weigh_edge<Vectors>(p, d, edge ? end : 0, edge ? 16 : begin, acc);
-        if (!edge) weigh_page<Vectors>(p, d, begin, end, acc);
+      for (int j = 0; j < Vectors; j++) acc[i][j] = loadu(rows.partial(row + i) + kPartialHeader + d + 16 * j);
+    for (int p = first / 16; p * 16 < last; p++) {
+      const int begin = first > p * 16 ? first - p * 16 : 0, end = last < p * 16 + 16 ? last - p * 16 : 16;
+      const T* v = pages.values[p] + column;
+      const T* far = ahead && p < ahead->num ? ahead->keys[p] + column : v;
+      const T* near = ahead && p + 1 < range.end ? pages.values[p + 1] + column : v;
+      const float* weights = rows.scores + row * kChunkPositions + p * 16;
+      for (int t = begin; t < end; t++) {
+        for (int j = 0; ahead && j < Vectors; j += kLine / 16) {
+          if (sizeof(T) < 4) __builtin_prefetch(far + t * stride + 16 * j, 0, 2);
+          __builtin_prefetch(near + t * stride + 16 * j);
+        }
+        for (int j = 0; j < Vectors; j++) {
+          const f32x16 x = E::load(v + t * stride + 16 * j);
+          for (int i = 0; i < Rows; i++) acc[i][j] = fma(x, broadcast(weights[i * kChunkPositions + t]), acc[i][j]);
+        }
       }
     }
     for (int i = 0; i < Rows; i++)
-      for (int j = 0; j < Vectors; j++) storeu(out + i * (kPartialHeader + dim) + d + 16 * j, acc[i][j]);
-  }
-
-  void run(float* partials) {
-    score();
-    for (int i = 0; i < Rows; i++) normalise(i, partials + i * (kPartialHeader + dim));
-    int d = 0;
-    for (; d + 16 * kOutputVectors <= dim; d += 16 * kOutputVectors) weigh<kOutputVectors>(d, partials + kPartialHeader);
-    for (; d < dim; d += 16) weigh<1>(d, partials + kPartialHeader);
+      for (int j = 0; j < Vectors; j++) storeu(rows.partial(row + i) + kPartialHeader + d + 16 * j, acc[i][j]);
   }
 };
 
@@ -265,62 +300,121 @@ static void take_output(const float* state, int head_dim, float* out) {
   for (int d = 0; d < head_dim; d += 16) storeu(out + d, mul(loadu(state + kPartialHeader + d), inverse));
 }
 
-// A tile's rows over one chunk, a register tile after the other.
+// One chunk for all rows of a tile: partials to rows.out.
+template <class E>
 struct ChunkRun {
-  const AttentionTile& tile;
-  int chunk;
-  const float* scaled;          // [num_rows][head_dim]
-  float* scores;
-  float* partials;              // [kScoreRows]: of one register tile
-  float* out;
-  bool is_folded;
+  using T = typename E::type;
+  static constexpr int kLine = 64 / sizeof(T);       // elements
+  const ChunkRows& rows;
+  const ChunkPages<T>& pages;
+  const ChunkPages<T>& ahead;
 
-  template <class E, int Rows>
-  void rows(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int row) const {
-    const ptrdiff_t stride = kPartialHeader + tile.kv.head_dim;
-    ChunkKernel<E, Rows> kernel{pages, ahead, tile.kv.head_dim, tile.soft_cap,
-                                          scaled + static_cast<ptrdiff_t>(row) * tile.kv.head_dim, scores, {}, {}};
-    kernel.set_rows(tile, row, chunk);
-    if (kernel.num_pages == 0) return;  // wholly masked
-    if (!is_folded) return kernel.run(out + row * stride);
-    kernel.run(partials);
-    for (int i = 0; i < Rows; i++)
-      if (kernel.first[i] < kernel.last[i]) fold_chunk(out + (row + i) * stride, partials + i * stride, tile.kv.head_dim);
-  }
-
-  template <class E>
-  void all(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int largest) const {
-    ChunkPages<typename E::type> nothing;
-    const int n = tile.num_rows, tiles = (n + largest - 1) / largest;
+  // body.operator()<Rows>(row, pages) for register tiles of near-equal heights.
+  template <class Body>
+  void register_tiles(const PageRange& range, int largest, Body&& body) const {
+    const int n = rows.num, tiles = (n + largest - 1) / largest;
     for (int t = 0; t < tiles; t++) {
-      const int row = n * t / tiles;
-      some<E>(pages, t == 0 ? ahead : nothing, row, n * (t + 1) / tiles - row);
+      const int row = n * t / tiles, count = n * (t + 1) / tiles - row;
+      const PageRange wanted = rows.pages_of(row, count).within(range);
+      if (wanted.begin < wanted.end) sized(count, row, wanted, body);
     }
   }
 
-  template <class E>
-  void some(const ChunkPages<typename E::type>& pages, const ChunkPages<typename E::type>& ahead, int row,
-            int num_rows) const {
-    switch (num_rows) {
+  template <class Body>
+  static void sized(int count, int row, const PageRange& range, Body& body) {
+    switch (count) {
       case 1:
-        return rows<E, 1>(pages, ahead, row);
+        return body.template operator()<1>(row, range);
       case 2:
-        return rows<E, 2>(pages, ahead, row);
+        return body.template operator()<2>(row, range);
       case 3:
-        return rows<E, 3>(pages, ahead, row);
+        return body.template operator()<3>(row, range);
 #if defined(__AVX512F__)
       case 4:
-        return rows<E, 4>(pages, ahead, row);
+        return body.template operator()<4>(row, range);
       case 5:
-        return rows<E, 5>(pages, ahead, row);
+        return body.template operator()<5>(row, range);
       case 6:
-        return rows<E, 6>(pages, ahead, row);
+        return body.template operator()<6>(row, range);
       case 7:
-        return rows<E, 7>(pages, ahead, row);
+        return body.template operator()<7>(row, range);
       case 8:
-        return rows<E, 8>(pages, ahead, row);
+        return body.template operator()<8>(row, range);
 #endif
     }
+  }
+
+  void begin() const {
+    for (int i = 0; i < rows.num; i++)
+      for (int d = 0; d < rows.dim; d += 16) storeu(rows.partial(i) + kPartialHeader + d, broadcast(0.0f));
+  }
+
+  // Reads the cache as it is.
+  void narrow() const {
+    const int largest = rows.num <= kLargestTile ? kLargestTile : kRegisterTile;
+    const PageRange whole{0, pages.num};
+    register_tiles(whole, largest, [&]<int Rows>(int row, const PageRange& range) {
+      RegisterTile<E, Rows>{pages, &ahead, rows, row, range}.score();
+    });
+    normalise(rows, pages);
+    register_tiles(whole, largest, [&]<int Rows>(int row, const PageRange& range) {
+      const RegisterTile<E, Rows> tile{pages, &ahead, rows, row, range};
+      int d = 0;
+      for (; d + kOutputColumns <= rows.dim; d += kOutputColumns) tile.template weigh<kOutputVectors>(d, d);
+      for (; d < rows.dim; d += 16) tile.template weigh<1>(d, d);
+    });
+  }
+
+  // Widens some pages to float32 (exact) at a time, into a panel that stays in the first-level cache.
+  void wide(float* panel) const {
+    const PageRange whole = rows.pages_of(0, rows.num);
+    ChunkPages<float> widened;
+    widened.is_scaled = pages.is_scaled;
+    const int step = panel_pages(rows.dim);
+    for (int p = whole.begin; p < whole.end; p += step) {
+      const PageRange some = PageRange{p, p + step}.within(whole);
+      widen_keys(some, panel, widened);
+      register_tiles(some, kRegisterTile, [&]<int Rows>(int row, const PageRange& range) {
+        if constexpr (Rows <= kRegisterTile) RegisterTile<F32Element, Rows>{widened, nullptr, rows, row, range}.score();
+      });
+    }
+    normalise(rows, pages);
+    for (int p = whole.begin; p < whole.end; p += kPanelPages) {
+      const PageRange some = PageRange{p, p + kPanelPages}.within(whole);
+      int d = 0;
+      for (; d + kOutputColumns <= rows.dim; d += kOutputColumns) weigh_wide<kOutputVectors>(some, d, panel, widened);
+      for (; d < rows.dim; d += 16) weigh_wide<1>(some, d, panel, widened);
+    }
+  }
+
+  void widen_keys(const PageRange& range, float* panel, ChunkPages<float>& widened) const {
+    for (int p = range.begin; p < range.end; p++, panel += ptrdiff_t{16} * rows.dim) {
+      widened.keys[p] = panel;
+      widened.key_scales[p] = pages.key_scales[p];
+      for (int i = 0; i < 16 * rows.dim; i += 32) {
+        for (int j = 0; j < 32; j += kLine) __builtin_prefetch(pages.values[p] + i + j, 0, 2);
+        storeu(panel + i, E::load(pages.keys[p] + i));
+        storeu(panel + i + 16, E::load(pages.keys[p] + i + 16));
+      }
+    }
+  }
+
+  template <int Vectors>
+  void weigh_wide(const PageRange& some, int d, float* panel, ChunkPages<float>& widened) const {
+    widened.value_stride = 16 * Vectors;
+    for (int p = some.begin; p < some.end; p++, panel += 256 * Vectors) {
+      widened.values[p] = panel;
+      const T* far = p < ahead.num ? ahead.keys[p] : pages.values[p];
+      for (ptrdiff_t t = 0; t < 16; t++)
+        for (int j = 0; j < Vectors; j++) {
+          if (j % (kLine / 16) == 0) __builtin_prefetch(far + t * rows.dim + d + 16 * j, 0, 2);
+          storeu(panel + 16 * (t * Vectors + j), E::load(pages.values[p] + t * rows.dim + d + 16 * j));
+        }
+    }
+    register_tiles(some, kRegisterTile, [&]<int Rows>(int row, const PageRange& range) {
+      if constexpr (Rows <= kRegisterTile)
+        RegisterTile<F32Element, Rows>{widened, nullptr, rows, row, range}.template weigh<Vectors>(d, 0);
+    });
   }
 };
 
@@ -329,35 +423,35 @@ static void attend_as(const AttentionTile& tile, int first, int last, float* out
                       float* scratch) {
   using T = typename E::type;
   const int dim = tile.kv.head_dim;
+  const ptrdiff_t partial = kPartialHeader + dim;
   float* scaled = scratch;
   float* scores = scaled + static_cast<ptrdiff_t>(kMaxTileRows) * dim;
-  float* partials = scores + kScoreRows * kChunkPositions;
-  float* panel = partials + kScoreRows * (kPartialHeader + dim);
-  int num_keys = 0, first_key = tile.first_key[0];
+  float* partials = scores + kMaxTileRows * kChunkPositions;
+  float* panel = partials + kMaxTileRows * partial;
+  int num_keys = 0;
   for (int i = 0; i < tile.num_rows; i++) {
     for (int d = 0; d < dim; d += 16)
       storeu(scaled + static_cast<ptrdiff_t>(i) * dim + d, mul(loadu(tile.q[i] + d), broadcast(tile.scale)));
     if (tile.num_keys[i] > num_keys) num_keys = tile.num_keys[i];
-    if (tile.first_key[i] < first_key) first_key = tile.first_key[i];
   }
   const auto at = [&](int chunk) {
     const int keys = clamp_to_chunk(num_keys - chunk * kChunkPositions);
     return KvChunk{tile.block_table, tile.kv_head, chunk, (keys + 15) / 16};
   };
+  ChunkRows rows{tile.num_rows, dim, tile.soft_cap, scaled, scores, partials, {}, {}};
   ChunkPages<T> found[2];
   found[first & 1].find(tile.kv, at(first));
   for (int chunk = first; chunk < last; chunk++) {
-    const ChunkPages<T>& pages = found[chunk & 1];
     ChunkPages<T>& ahead = found[~chunk & 1];
     ahead.find(tile.kv, chunk + 1 < last ? at(chunk + 1) : tile.next);
-    const ChunkRun run{tile, chunk, scaled, scores, partials, out + (chunk - first) * chunk_stride, chunk_stride == 0};
-    if (tile.num_rows < kWidenedRows) {
-      run.template all<E>(pages, ahead, tile.num_rows <= kLargestTile ? kLargestTile : kRegisterTile);
-      continue;
-    }
-    ChunkPages<float> widened;
-    widen<E>(pages, clamp_to_chunk(first_key - chunk * kChunkPositions) / 16, dim, panel, widened);
-    run.template all<F32Element>(widened, ChunkPages<float>{}, kRegisterTile);
+    rows.keep(tile, chunk);
+    if (chunk_stride != 0) rows.out = out + (chunk - first) * chunk_stride;
+    const ChunkRun<E> run{rows, found[chunk & 1], ahead};
+    run.begin();
+    if (tile.num_rows < kWidenedRows) run.narrow();
+    else run.wide(panel);
+    for (int i = 0; chunk_stride == 0 && i < tile.num_rows; i++)
+      if (rows.first[i] < rows.last[i]) fold_chunk(out + i * partial, rows.partial(i), dim);
   }
 }
 

@@ -60,7 +60,7 @@ struct KvLayer {
 };
 
 constexpr int kChunkPositions = 256;  // absolute positions whose partial softmax is one unit
-constexpr int kMaxTileRows = 48;
+constexpr int kMaxTileRows = 96;
 
 // Where a chunk's keys lie.
 struct KvChunk {
@@ -83,12 +83,11 @@ struct AttentionTile {
 // A row's softmax over some positions: {maximum, sum, padding to a cache line, o[head_dim]}.
 constexpr int kPartialHeader = 16;
 
-// Floats that attend_chunks works in: scaled queries, scores, one partial a row of the register tile, and
-// a chunk of keys and values widened to float32.
-constexpr int kScoreRows = 8;
+// Floats that attend_chunks works in: a row's scaled query, scores and partial, and a panel of some keys or
+// values widened to float32.
 constexpr size_t attention_scratch_floats(int head_dim) {
-  return static_cast<size_t>(kMaxTileRows) * head_dim + kScoreRows * (kChunkPositions + kPartialHeader + head_dim) +
-         size_t{2} * kChunkPositions * head_dim;
+  const size_t panel = head_dim <= 128 ? 4096 : size_t{32} * head_dim;
+  return kMaxTileRows * (size_t{2} * head_dim + kPartialHeader + kChunkPositions) + panel;
 }
 
 constexpr int kMaxExperts = 1024;

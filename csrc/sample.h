@@ -49,10 +49,10 @@ static float logit_sum(const float* logits, int n, float maximum) {
   const f32x16 m = broadcast(maximum), zero = broadcast(0.0f);
   f32x16 sum = zero;
   int i = 0;
-  for (; i + 16 <= n; i += 16) sum = add(sum, exp(sub(loadu(logits + i), m)));
+  for (; i + 16 <= n; i += 16) sum = add(sum, exp_in_range(sub(loadu(logits + i), m)));
   if (i < n) {
     const mask16 tail = first_lanes(n - i);
-    sum = add(sum, select(tail, exp(sub(load_masked(tail, logits + i), m)), zero));
+    sum = add(sum, select(tail, exp_in_range(sub(load_masked(tail, logits + i), m)), zero));
   }
   return reduce_add(sum);
 }
@@ -116,41 +116,54 @@ static Moments logit_moments(const float* logits, int n, float maximum) {
 
 constexpr uint32_t kPhiloxMultipliers[2] = {0xD2511F53, 0xCD9E8D57}, kPhiloxKeySteps[2] = {0x9E3779B9, 0xBB67AE85};
 
-// Philox4x32-10 of the counters in the even lanes of `a`; the words are in the even lanes.
-static inline void philox_even(i32x16 a, const Noise& noise, i32x16 (&words)[4]) {
+// Philox4x32-10 of the counters in the even lanes of a[i]; the words are in the even lanes. Several at a
+// time: one is a chain of 30 operations that each wait for the last.
+template <int N>
+static inline void philox_even(i32x16 (&a)[N], const Noise& noise, i32x16 (&b)[N], i32x16 (&c)[N], i32x16 (&d)[N]) {
   const auto scalar = [](uint32_t x) { return ibroadcast(static_cast<int32_t>(x)); };
   const uint32_t* m = kPhiloxMultipliers;
   uint32_t key0 = static_cast<uint32_t>(noise.seed), key1 = static_cast<uint32_t>(noise.seed >> 32);
   const auto step = [&] { key0 += kPhiloxKeySteps[0], key1 += kPhiloxKeySteps[1]; };
   // Two rounds in which half of the state is the same for all counters.
   const uint64_t y0 = uint64_t{m[1]} * noise.choice;
-  const i32x16 x0 = umul_even(a, m[0]);
-  const uint32_t a1 = static_cast<uint32_t>(y0 >> 32) ^ noise.position ^ key0;
-  const i32x16 c1 = ixor(odd_to_even(x0), scalar(key1));
+  const uint32_t a1 = static_cast<uint32_t>(y0 >> 32) ^ noise.position ^ key0, c_key = key1;
   step();
   const uint64_t x1 = uint64_t{m[0]} * a1;
-  const i32x16 y1 = umul_even(c1, m[1]);
-  a = ixor(odd_to_even(y1), scalar(static_cast<uint32_t>(y0) ^ key0));
-  i32x16 b = y1, c = ixor(x0, scalar(static_cast<uint32_t>(x1 >> 32) ^ key1)), d = scalar(static_cast<uint32_t>(x1));
+  for (int i = 0; i < N; i++) {
+    const i32x16 x0 = umul_even(a[i], m[0]);
+    b[i] = umul_even(ixor(odd_to_even(x0), scalar(c_key)), m[1]);
+    a[i] = ixor(odd_to_even(b[i]), scalar(static_cast<uint32_t>(y0) ^ key0));
+    c[i] = ixor(x0, scalar(static_cast<uint32_t>(x1 >> 32) ^ key1));
+    d[i] = scalar(static_cast<uint32_t>(x1));
+  }
   for (int round = 2; round < 10; round++) {
     step();
-    const i32x16 x = umul_even(a, m[0]), y = umul_even(c, m[1]);
-    a = ixor3(odd_to_even(y), b, scalar(key0));
-    c = ixor3(odd_to_even(x), d, scalar(key1));
-    b = y;
-    d = x;
+    for (int i = 0; i < N; i++) {
+      const i32x16 x = umul_even(a[i], m[0]), y = umul_even(c[i], m[1]);
+      a[i] = ixor3(odd_to_even(y), b[i], scalar(key0));
+      c[i] = ixor3(odd_to_even(x), d[i], scalar(key1));
+      b[i] = y;
+      d[i] = x;
+    }
   }
-  words[0] = a, words[1] = b, words[2] = c, words[3] = d;
 }
 
-// Of 16 neighbouring counters; words[j] is word j of counters first, first + 1, ...
-static inline void philox16(uint32_t first, const Noise& noise, i32x16 (&words)[4]) {
+// Of 16 neighbouring counters at each of some places; words[i][j] is word j of counters first[i], first[i] + 1, ...
+template <int N>
+static inline void philox16(const uint32_t (&first)[N], const Noise& noise, i32x16 (&words)[N][4]) {
   static const int32_t kLanes16[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const i32x16 counters = iadd(ibroadcast(static_cast<int32_t>(first)), iload(kLanes16));
-  i32x16 even[4], odd[4];
-  philox_even(counters, noise, even);
-  philox_even(odd_to_even(counters), noise, odd);
-  for (int j = 0; j < 4; j++) words[j] = join_even(even[j], odd[j]);
+  i32x16 a[2 * N], b[2 * N], c[2 * N], d[2 * N];
+  for (int i = 0; i < N; i++) {
+    a[2 * i] = iadd(ibroadcast(static_cast<int32_t>(first[i])), iload(kLanes16));
+    a[2 * i + 1] = odd_to_even(a[2 * i]);
+  }
+  philox_even(a, noise, b, c, d);
+  for (int i = 0; i < N; i++) {
+    words[i][0] = join_even(a[2 * i], a[2 * i + 1]);
+    words[i][1] = join_even(b[2 * i], b[2 * i + 1]);
+    words[i][2] = join_even(c[2 * i], c[2 * i + 1]);
+    words[i][3] = join_even(d[2 * i], d[2 * i + 1]);
+  }
 }
 
 static inline double gumbel(uint32_t word) {
@@ -192,33 +205,63 @@ static inline bool has_word(const i32x16 (&words)[4], uint32_t least) {
   return static_cast<uint32_t>(ireduce_max(most)) + 0x80000000u >= least;
 }
 
+// What a walk for the best score compares with, all of a row.
+struct Contest {
+  const Tempering& t;
+  const Noise& noise;
+  const Band& band;
+  double lowest;                // safely below the least temperature-scaled logit that min_p keeps
+
+  Contest(const Tempering& t, const Noise& noise, const Band& band)
+      : t(t), noise(noise), band(band), lowest(t.min_p > 0.0 ? log_d(t.min_p) - 1e-6 : -__builtin_inf()) {}
+
+  // How much noise a group's best logit would need.
+  double needed(float group_maximum, const Scored& best) const { return best.score - tempered(group_maximum, t) - 1e-6; }
+  bool is_lost(float group_maximum, const Scored& best) const {
+    return needed(group_maximum, best) > kMostNoise || tempered(group_maximum, t) < lowest || group_maximum < band.least;
+  }
+};
+
+// Of a group of up to 64 logits whose words are these: only words that could win become noise.
+static void score_group(const Contest& contest, const float* logits, int first_id, int n, float group_maximum,
+                        const i32x16 (&words)[4], Scored* best) {
+  static const WordBounds bounds;
+  const double needed = contest.needed(group_maximum, *best);
+  if (needed > kMostNoise) return;
+  const uint32_t least = needed <= -4.0 ? 0 : bounds.least[static_cast<int>((needed + 4.0) * 16.0)];
+  if (!has_word(words, least)) return;
+  int32_t lanes[4][16];
+  for (int j = 0; j < 4; j++) istore(lanes[j], words[j]);
+  for (int i = 0; i < n; i++) {
+    const auto word = static_cast<uint32_t>(lanes[i % 4][i / 4]);
+    if (word < least || !contest.band.holds(logits[i], first_id + i)) continue;
+    const double z = tempered(logits[i], contest.t);
+    if (contest.t.min_p > 0.0 && exp_d(z) < contest.t.min_p) continue;
+    const double score = z + gumbel(word);
+    if (score > best->score || (score == best->score && first_id + i < best->token_id)) *best = {score, first_id + i};
+  }
+}
+
 // Exact, though most tokens are never scored: a group whose best logit was cut, or cannot win even
-// with the greatest noise, is skipped, and in the others only words that could win become noise.
+// with the greatest noise, is skipped.
 static void best_score(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,
                        const Noise& noise, const Band& band, Scored* best) {
-  static const WordBounds bounds;
-  // Safely below the least temperature-scaled logit that min_p keeps.
-  const double lowest = t.min_p > 0.0 ? log_d(t.min_p) - 1e-6 : -__builtin_inf();
-  for (int start = 0, group = 0; start < n; start += kVocabGroup, group++) {
-    const double highest = tempered(group_maxima[group], t);
-    const double needed = best->score - highest - 1e-6;
-    if (needed > kMostNoise || highest < lowest || group_maxima[group] < band.least) continue;
-    const int step = static_cast<int>((needed + 4.0) * 16.0);
-    const uint32_t least = needed <= -4.0 ? 0 : bounds.least[step];
-    i32x16 words[4];
-    philox16(static_cast<uint32_t>(first_id + start) / 4, noise, words);
-    if (!has_word(words, least)) continue;
-    int32_t lanes[4][16];
-    for (int j = 0; j < 4; j++) istore(lanes[j], words[j]);
-    for (int i = 0; i < kVocabGroup && start + i < n; i++) {
-      const auto word = static_cast<uint32_t>(lanes[i % 4][i / 4]);
-      const float logit = logits[start + i];
-      const int id = first_id + start + i;
-      if (word < least || !band.holds(logit, id)) continue;
-      const double z = tempered(logit, t);
-      if (t.min_p > 0.0 && exp_d(z) < t.min_p) continue;
-      const double score = z + gumbel(word);
-      if (score > best->score || (score == best->score && id < best->token_id)) *best = {score, id};
+  constexpr int kTogether = 2;
+  const Contest contest(t, noise, band);
+  const int num_groups = (n + kVocabGroup - 1) / kVocabGroup;
+  for (int group = 0; group < num_groups;) {
+    int groups[kTogether], num = 0;
+    for (; num < kTogether && group < num_groups; group++)
+      if (!contest.is_lost(group_maxima[group], *best)) groups[num++] = group;
+    if (num == 0) return;
+    uint32_t counters[kTogether];
+    for (int i = 0; i < kTogether; i++)
+      counters[i] = static_cast<uint32_t>(first_id + groups[i < num ? i : 0] * kVocabGroup) / 4;
+    i32x16 words[kTogether][4];
+    philox16(counters, noise, words);
+    for (int i = 0; i < num; i++) {
+      const int start = groups[i] * kVocabGroup, count = n - start < kVocabGroup ? n - start : kVocabGroup;
+      score_group(contest, logits + start, first_id + start, count, group_maxima[groups[i]], words[i], best);
     }
   }
 }

@@ -74,7 +74,7 @@ Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int
   chunk_sums_ = carver.take<double>(chunks);
   chunk_moments_ = carver.take<Moments>(chunks);
   masses_ = carver.take<uint64_t>(rows * threads * kMassDepths);
-  chunk_best_ = carver.take<Scored>(chunks);
+  worker_best_ = carver.take<Scored>(rows * threads);
   chunk_finite_ = carver.take<bool>(chunks);
   rows_ = carver.take<Row>(rows);
   ids_ = carver.take<int32_t>(threads * vocab_size);
@@ -86,7 +86,7 @@ size_t Sampler::scratch_bytes(int vocab_size, int max_num_rows, int num_threads)
   const size_t chunks = rows * chunks_of(vocab_size), groups = groups_of(vocab_size);
   return align_up(rows * groups * sizeof(float)) + align_up(chunks * sizeof(float)) +
          align_up(chunks * sizeof(double)) + align_up(chunks * sizeof(Moments)) +
-         align_up(rows * threads * kMassDepths * sizeof(uint64_t)) + align_up(chunks * sizeof(Scored)) +
+         align_up(rows * threads * kMassDepths * sizeof(uint64_t)) + align_up(rows * threads * sizeof(Scored)) +
          align_up(chunks * sizeof(bool)) + align_up(rows * sizeof(Row)) +
          align_up(threads * vocab_size * sizeof(int32_t)) + align_up(threads * groups * sizeof(float));
 }
@@ -120,8 +120,8 @@ void Sampler::run(ThreadPool& pool, float* logits, int num_rows, const Sampling&
     for_parts(pool, num_rows, [&](int row, const Part& part, int worker) { walk(row, part, worker); });
   if (has_bands || has_sums) {
     pool.run(num_rows, [&](int row, int worker) { find_band(row, sampling.top_n_sigma[row], worker); });
-    for_parts(pool, num_rows, [&](int row, const Part& part, int) {
-      if (rows_[row].wants_band || rows_[row].logprobs == Logprobs::Processed) score(row, part);
+    for_parts(pool, num_rows, [&](int row, const Part& part, int worker) {
+      if (rows_[row].wants_band || rows_[row].logprobs == Logprobs::Processed) score(row, part, worker);
     });
   }
   pool.run(num_rows, [&](int row, int worker) { finish(row, sampling, out, worker); });
@@ -210,7 +210,7 @@ void Sampler::prepare(int r, const Sampling& s) {
   if (row.wants_mass) std::fill_n(masses_of(r, 0), num_threads_ * kMassDepths, uint64_t{0});
   // The most likely token is in any band that is not cut from above.
   const double score = table_.token_score(most, row.most_likely, row.tempering, row.noise);
-  std::fill_n(chunk_best_ + first_chunk_of(r), num_chunks_, Scored{score, row.most_likely});
+  std::fill_n(best_of(r, 0), num_threads_, Scored{score, row.most_likely});
 }
 
 void Sampler::walk(int r, const Part& part, int worker) {
@@ -224,15 +224,15 @@ void Sampler::walk(int r, const Part& part, int worker) {
     const float* maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
     table_.logit_mass(logits, maxima, part.num, row.tempering, masses_of(r, worker));
   }
-  if (row.wants_best && !row.wants_band && row.logprobs != Logprobs::Processed) score(r, part);
+  if (row.wants_best && !row.wants_band && row.logprobs != Logprobs::Processed) score(r, part, worker);
 }
 
-// The best of a part, and the sum over what it was chosen among.
-void Sampler::score(int r, const Part& part) {
+// The best that a worker has seen, whatever parts it took, and the sum over what it was chosen among.
+void Sampler::score(int r, const Part& part, int worker) {
   const Row& row = rows_[r];
   const float *logits = row.logits + part.first, *maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
   if (row.wants_best)
-    table_.best_score(logits, maxima, part.first, part.num, row.tempering, row.noise, row.band, &chunk_best_[part.at]);
+    table_.best_score(logits, maxima, part.first, part.num, row.tempering, row.noise, row.band, best_of(r, worker));
   if (row.logprobs == Logprobs::Processed)
     chunk_sums_[part.at] = table_.band_sum(logits, maxima, part.first, part.num, row.tempering, row.band);
 }
@@ -267,14 +267,14 @@ void Sampler::find_band(int r, double top_n_sigma, int worker) {
   row.tempering.min_p = 0;  // the band says it all
   if (row.band.most == kInfinity) return;
   const Scored best{table_.token_score(row.band.most, row.band.first_id, row.tempering, row.noise), row.band.first_id};
-  std::fill_n(chunk_best_ + first_chunk_of(r), num_chunks_, best);
+  std::fill_n(best_of(r, 0), num_threads_, best);
 }
 
 void Sampler::finish(int r, const Sampling& s, const Sampled& out, int worker) {
   Row& row = rows_[r];
   out.status[r] = row.status;
   if (!row.is_open()) return;
-  const int id = !row.is_chosen ? s.given_id[r] : row.wants_best ? best_of(r) : row.most_likely;
+  const int id = !row.is_chosen ? s.given_id[r] : row.wants_best ? winner_of(r) : row.most_likely;
   out.token_ids[r] = id;
   if (row.logprobs == Logprobs::None) return;
   if (row.logprobs != Logprobs::RawTaken) {
@@ -285,9 +285,9 @@ void Sampler::finish(int r, const Sampling& s, const Sampled& out, int worker) {
   out.logprobs[r] = logprob(row, is_raw ? logit_before(s.edits, r, row.logits, id) : row.logits[id]);
 }
 
-int Sampler::best_of(int r) const {
-  const Scored* best = chunk_best_ + first_chunk_of(r);
-  return std::min_element(best, best + num_chunks_, [](const Scored& a, const Scored& b) {
+int Sampler::winner_of(int r) const {
+  const Scored* best = best_of(r, 0);
+  return std::min_element(best, best + num_threads_, [](const Scored& a, const Scored& b) {
            return a.score != b.score ? a.score > b.score : a.token_id < b.token_id;
          })->token_id;
 }

@@ -94,10 +94,10 @@ class Sampler {
   void change(ThreadPool& pool, int num_rows, const Sampling& sampling, const Sampled& out);
   void prepare(int index, const Sampling& sampling);
   void walk(int row, const Part& part, int worker);
-  void score(int row, const Part& part);
+  void score(int row, const Part& part, int worker);
   void find_band(int row, double top_n_sigma, int worker);
   void finish(int index, const Sampling& sampling, const Sampled& out, int worker);
-  int best_of(int row) const;
+  int winner_of(int row) const;
   void take_sum(int row);
   void fill_top(int index, const Sampled& out, int worker);
   float logprob(const Row& row, float logit) const;
@@ -113,6 +113,8 @@ class Sampler {
     return masses_ + (static_cast<ptrdiff_t>(row) * num_threads_ + worker) * kMassDepths;
   }
 
+  Scored* best_of(int row, int worker) const { return worker_best_ + static_cast<ptrdiff_t>(row) * num_threads_ + worker; }
+
   const KernelTable& table_;
   const int vocab_size_, num_chunks_, num_groups_, num_threads_;
   // [max_num_rows, ...] each
@@ -121,7 +123,7 @@ class Sampler {
   double* chunk_sums_;
   Moments* chunk_moments_;
   uint64_t* masses_;            // [max_num_rows, num_threads, kMassDepths]
-  Scored* chunk_best_;
+  Scored* worker_best_;         // [max_num_rows, num_threads]
   bool* chunk_finite_;
   Row* rows_;
   // [num_threads, ...] each

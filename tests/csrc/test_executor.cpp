@@ -37,6 +37,8 @@ constexpr Shape kShapes[] = {
      BlockType::F16, BlockType::Q6_K, BlockType::Q4_1, BlockType::Q5_0, BlockType::Q4_K},
     {"experts", 256, 4, 2, 32, 256, 300, 2, 16, KvType::F16, false, BlockType::Q8_0, BlockType::Q8_0, BlockType::Q8_0,
      BlockType::Q8_0, BlockType::Q8_0, BlockType::Q4_K, BlockType::Q5_0, BlockType::F16, 5},
+    {"others", 256, 4, 2, 96, 256, 300, 2, 32, KvType::F16, true, BlockType::Q5_1, BlockType::Q5_K, BlockType::Q2_K,
+     BlockType::Q8_K16, BlockType::Q5_1, BlockType::Q5_K, BlockType::Q2_K, BlockType::Q5_K, 4, 100, 20.0f},
 };
 constexpr int kLengths[] = {270, 40, 19, 1};
 constexpr int kNumSeqs = 4, kBlocksPerSeq = 24, kNumBlocks = 128;

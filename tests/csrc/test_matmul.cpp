@@ -1,6 +1,7 @@
 // Packing, quantising and multiplying against their plain definitions, on every instruction set.
 // Build: scripts/native-tests; `test_matmul bench` measures.
-// Always true: exits 0 only if every comparison held; sums are compared by their bits.
+// Always true: exits 0 only if every comparison held; sums are compared by their bits. Prints digests of
+// them, which another architecture must print too.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -145,7 +146,7 @@ void check_type(const Named& type, int n, int k) {
   const PackedSegment w{type.type, n, k, packed.p, bytes};
   constexpr int rows = 67;
   std::vector<float> x(size_t(rows) * k), bias(n), residual(size_t(rows) * n), want(size_t(rows) * n);
-  for (auto& v : x) v = rng.unit() * std::exp(3 * rng.unit());
+  for (auto& v : x) v = std::ldexp(rng.unit(), rng.below(9) - 4);
   for (auto& v : bias) v = rng.unit();
   for (auto& v : residual) v = rng.unit();
   for (int i = 0; i < k; i++) x[3 * size_t(k) + i] = 0;                       // a zero row
@@ -155,6 +156,9 @@ void check_type(const Named& type, int n, int k) {
     const auto a = type.group ? quantize(&x[size_t(m) * k], k, type.group) : Quantized{};
     for (int o = 0; o < n; o++) want[size_t(m) * n + o] = define(type.type, &raw[o * row], &x[size_t(m) * k], a, k) + bias[o] + residual[size_t(m) * n + o];
   }
+  Digest digest;
+  for (float y : want) digest.add(y);
+  std::printf("digest matmul %s %016llx\n", what.c_str(), static_cast<unsigned long long>(digest.value));
   for (const char* isa : kIsas) {
     const KernelTable* t = kernel_table(isa);
     if (!t) continue;

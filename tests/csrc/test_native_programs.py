@@ -32,7 +32,7 @@ def _native_tests(way: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", [*OVER_TABLES, "simd", "threads"])
+@pytest.mark.parametrize("name", [*OVER_TABLES, "simd", "threads", "step_queue"])
 def test_a_native_program_passes(name: str) -> None:
     programs = [p for p in DEVELOP.glob(f"test_{name}*") if p.is_file() and os.access(p, os.X_OK)]
     if not programs:

@@ -17,6 +17,8 @@ struct Shape {
   bool is_adjacent;
   BlockType embedding, q, k, v, o, up, down, head;
   int experts = 0;  // of every other layer, two a row; 0: all layers are dense
+  int window = 0;
+  float soft_cap = 0;  // of attention scores
 
   KvSpec kv() const { return {layers, kv_heads, head_dim, block_size, kv_type}; }
 };
@@ -167,6 +169,8 @@ class TinyDecoder {
     op.num_kv_heads = shape_.kv_heads;
     op.head_dim = shape_.head_dim;
     op.scale = 0.125f;
+    op.window = shape_.window;
+    op.soft_cap = shape_.soft_cap;
     return out;
   }
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxSplitBytes = size_t{16} << 20;
 constexpr int kItemsAThread = 8;
+constexpr int kTilesAThread = 4, kFewestTileRows = 32;
 constexpr int kSplitRows = 16;  // most rows of a tile that is expected to be split, for its memory
 
 int chunks_of(int num_keys) { return (num_keys + kChunkPositions - 1) / kChunkPositions; }
@@ -77,7 +78,7 @@ Attention::Attention(const KernelTable& table, const KvSpec& kv, const Limits& l
   const size_t tiles = rows / kMaxTileRows + size_t{1} * limits.max_num_seqs * kv.num_kv_heads;
   const size_t splits = size_t{kItemsAThread} * num_threads;
   for (Plan& plan : plans_) {
-    plan.items.reserve(tiles + 2 * splits);
+    plan.items.reserve(tiles + 3 * splits);
     plan.splits.reserve(splits);
   }
   unfinished_ = std::make_unique<std::atomic<int>[]>(splits);
@@ -95,11 +96,14 @@ const Attention::Plan& Attention::plan_of(const AttentionOp& op, const Batch& ba
   plan.splits.clear();
   plan.split_used = 0;
   const int heads = op.num_heads / kv_.num_kv_heads;
+  // High tiles read the cache less often; there must be some for every thread.
+  const int most_rows = static_cast<int>(int64_t{batch.num_tokens} * op.num_heads / (kTilesAThread * num_threads_));
+  plan.tile_rows = std::clamp(most_rows, kFewestTileRows, kMaxTileRows);
   double total = 0;
   for (int s = 0; s < batch.num_seqs; s++) {
     const int queries = num_queries(batch, s), rows = queries * heads;
     const Keys whole = keys_of(batch, s, queries - 1, op.window);
-    const int tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
+    const int tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
     total += kv_.num_kv_heads * tiles * cost_of(rows / tiles, chunks_of(whole.last) - whole.first / kChunkPositions);
   }
   const double target = total / (kItemsAThread * num_threads_);
@@ -117,7 +121,7 @@ Attention::Tile Attention::tile_of(const Plan& plan, const Batch& batch, int seq
 
 void Attention::plan_sequence(Plan& plan, const Batch& batch, int seq, double target) {
   const int rows = num_queries(batch, seq) * (plan.num_heads / kv_.num_kv_heads);
-  const int tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
+  const int tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
   for (int kv_head = 0; kv_head < kv_.num_kv_heads; kv_head++) {
     for (int i = tiles - 1; i >= 0; i--) {  // the longest first
       const Tile tile = tile_of(plan, batch, seq, kv_head, static_cast<int>(int64_t{rows} * i / tiles),

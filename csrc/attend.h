@@ -58,7 +58,7 @@ class Attention {
   };
   // Layers that attend alike share a plan; a decoder has at most two kinds of them.
   struct Plan {
-    int num_heads = 0, window = 0;
+    int num_heads = 0, window = 0, tile_rows = 0;
     std::vector<Item> items;
     std::vector<Split> splits;
     ptrdiff_t split_used = 0;

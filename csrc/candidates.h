@@ -3,8 +3,12 @@
 // depends on the row alone.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <numeric>
+#include <utility>
 
 #include "kernels.h"
 
@@ -19,6 +23,7 @@ struct RowView {
   const float* maxima;          // [num_groups]
   int vocab_size, num_groups;
   int32_t* ids;                 // [vocab_size]
+  int32_t* more_ids;            // [vocab_size]
   float* floats;                // [num_groups]
 };
 
@@ -32,6 +37,27 @@ inline auto order_by(const float* logits) {
   return [logits](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
 }
 
+// `ids`, which ascend, in that order: by the bits of their logits, eleven at a time from the lowest on.
+inline void sort_by_logit(const RowView& row, int32_t* ids, int num) {
+  constexpr int kFew = 2048, kDigits = 3, kBits = 11, kValues = 1 << kBits;
+  if (num <= kFew) return std::sort(ids, ids + num, order_by(row.logits));
+  const auto key_of = [&](int32_t id) {  // falls as the logit rises; -0 is 0
+    const auto bits = std::bit_cast<uint32_t>(row.logits[id] + 0.0f);
+    return bits >> 31 ? bits : ~(bits | uint32_t{1} << 31);
+  };
+  int32_t starts[kDigits][kValues] = {};
+  for (int i = 0; i < num; i++)
+    for (int digit = 0; digit < kDigits; digit++) starts[digit][key_of(ids[i]) >> (digit * kBits) & (kValues - 1)]++;
+  int32_t *from = ids, *to = row.more_ids;
+  for (int digit = 0; digit < kDigits; digit++) {
+    int32_t* at = starts[digit];
+    std::exclusive_scan(at, at + kValues, at, 0);
+    for (int i = 0; i < num; i++) to[at[key_of(from[i]) >> (digit * kBits) & (kValues - 1)]++] = from[i];
+    std::swap(from, to);
+  }
+  if (from != ids) std::copy_n(from, num, ids);
+}
+
 // A logit that at least k tokens reach: the k-th largest of the groups' maxima.
 inline float kth_bound(const RowView& row, int k) {
   if (k >= row.num_groups) return kImpossible;
@@ -42,14 +68,24 @@ inline float kth_bound(const RowView& row, int k) {
 
 // Every possible token whose logit is in [least, most], by id.
 inline Candidates gather(const RowView& row, float least, float most) {
-  Candidates found{row.ids, 0};
+  int num = 0;
   for (int group = 0; group < row.num_groups; group++) {
     if (row.maxima[group] < least) continue;
-    const int end = std::min((group + 1) * kVocabGroup, row.vocab_size);
-    for (int id = group * kVocabGroup; id < end; id++)
-      if (row.logits[id] >= least && row.logits[id] <= most && row.logits[id] > kImpossible) found.ids[found.num++] = id;
+    const int first = group * kVocabGroup, count = std::min(kVocabGroup, row.vocab_size - first);
+    const float* logits = row.logits + first;
+    uint8_t hits[kVocabGroup] = {};  // all of them first, for the compiler to take many at once
+    for (int i = 0; i < count; i++) hits[i] = (logits[i] >= least) & (logits[i] <= most) & (logits[i] > kImpossible);
+    for (int i = 0; i < count; i += 8) {
+      uint64_t eight;
+      std::memcpy(&eight, hits + i, 8);
+      if (eight == 0) continue;
+      for (int at = i; at < std::min(i + 8, count); at++) {  // no branch: which it is nobody can foresee
+        row.ids[num] = first + at;
+        num += hits[at];
+      }
+    }
   }
-  return found;
+  return {row.ids, num};
 }
 
 // The k first in order, themselves in no order.

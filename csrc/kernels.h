@@ -123,8 +123,8 @@ struct Moments {
 };
 
 // Mass by depth under the most likely token, so that few tokens need sorting to find where it ends.
-constexpr int kMassDepths = 256;
-constexpr double kDepthsPerNat = 8.0;
+constexpr int kMassDepths = 1024;
+constexpr double kDepthsPerNat = 32.0;
 
 struct Scored {
   double score;

@@ -78,23 +78,26 @@ static inline int depth_of(float logit, const Tempering& t) {
 
 // Adds each token's mass to that of its depth, which falls as its logit rises: equal logits, one depth.
 static void logit_mass(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth) {
-  // Neighbours are often of one depth: four sums of each, lest every addition wait for the last.
-  uint64_t sums[4][kMassDepths] = {};
+  // Neighbours are often of one depth: two sums of each, lest every addition wait for the last.
+  uint64_t sums[2][kMassDepths] = {};
   for (int start = 0; start < n; start += kVocabGroup) {
     // exp(-28.5) is less than half a unit of mass.
     if (tempered(group_maxima[start / kVocabGroup], t) < -28.5) continue;
     const int count = n - start < kVocabGroup ? n - start : kVocabGroup;
+    double z[kVocabGroup];
     uint64_t mass[kVocabGroup];
     int32_t depth[kVocabGroup];
+    for (int i = 0; i < count; i++) z[i] = static_cast<double>(logits[start + i]) - static_cast<double>(t.maximum);
+    for (int i = 0; t.temperature != 1.0 && i < count; i++) z[i] /= t.temperature;
     for (int i = 0; i < count; i++) {
-      const double z = tempered(logits[start + i], t), p = exp_d(z), least = -(kMassDepths - 1) / kDepthsPerNat;
+      const double p = exp_d(z[i]), least = -(kMassDepths - 1) / kDepthsPerNat;
       const double shifted = p * 0x1p40 + 0x1p52;
       mass[i] = p >= t.min_p ? __builtin_bit_cast(uint64_t, shifted) & ((uint64_t{1} << 52) - 1) : 0;
-      depth[i] = static_cast<int32_t>((z > least ? z : least) * -kDepthsPerNat);
+      depth[i] = static_cast<int32_t>((z[i] > least ? z[i] : least) * -kDepthsPerNat);
     }
-    for (int i = 0; i < count; i++) sums[i % 4][depth[i]] += mass[i];
+    for (int i = 0; i < count; i++) sums[i % 2][depth[i]] += mass[i];
   }
-  for (int i = 0; i < kMassDepths; i++) by_depth[i] += sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
+  for (int i = 0; i < kMassDepths; i++) by_depth[i] += sums[0][i] + sums[1][i];
 }
 
 static Moments logit_moments(const float* logits, int n, float maximum) {

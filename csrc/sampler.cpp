@@ -78,6 +78,7 @@ Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int
   chunk_finite_ = carver.take<bool>(chunks);
   rows_ = carver.take<Row>(rows);
   ids_ = carver.take<int32_t>(threads * vocab_size);
+  more_ids_ = carver.take<int32_t>(threads * vocab_size);
   sorted_maxima_ = carver.take<float>(threads * num_groups_);
 }
 
@@ -88,7 +89,7 @@ size_t Sampler::scratch_bytes(int vocab_size, int max_num_rows, int num_threads)
          align_up(chunks * sizeof(double)) + align_up(chunks * sizeof(Moments)) +
          align_up(rows * threads * kMassDepths * sizeof(uint64_t)) + align_up(rows * threads * sizeof(Scored)) +
          align_up(chunks * sizeof(bool)) + align_up(rows * sizeof(Row)) +
-         align_up(threads * vocab_size * sizeof(int32_t)) + align_up(threads * groups * sizeof(float));
+         2 * align_up(threads * vocab_size * sizeof(int32_t)) + align_up(threads * groups * sizeof(float));
 }
 
 // body(row, part, worker) for every chunk of every row.

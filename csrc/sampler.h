@@ -105,7 +105,7 @@ class Sampler {
   RowView view_of(int row, int worker) const {
     const float* maxima = group_maxima_ + static_cast<ptrdiff_t>(row) * num_groups_;
     return {table_, rows_[row].logits, maxima, vocab_size_, num_groups_,
-            ids_ + static_cast<ptrdiff_t>(worker) * vocab_size_,
+            ids_ + static_cast<ptrdiff_t>(worker) * vocab_size_, more_ids_ + static_cast<ptrdiff_t>(worker) * vocab_size_,
             sorted_maxima_ + static_cast<ptrdiff_t>(worker) * num_groups_};
   }
   ptrdiff_t first_chunk_of(int row) const { return static_cast<ptrdiff_t>(row) * num_chunks_; }
@@ -127,7 +127,7 @@ class Sampler {
   bool* chunk_finite_;
   Row* rows_;
   // [num_threads, ...] each
-  int32_t* ids_;
+  int32_t *ids_, *more_ids_;
   float* sorted_maxima_;
 };
 

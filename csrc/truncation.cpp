@@ -17,28 +17,29 @@ float as_float(double x) {
 
 Band from_start_to(const RowView& row, int32_t id) { return {kInfinity, 0, row.logits[id], id}; }
 
-// To the first of these tokens, in order, at which `mass` has grown to `wanted`; else to the last. Halves
-// that lie wholly before or behind it are never sorted.
+// To the first of these tokens, in order, at which `mass` has grown to `wanted`; else to the last. Where that
+// is, is found by counting: only the few tokens of one small range of logits are sorted.
 Band end_of_mass(const RowView& row, const Tempering& t, const Candidates& kept, uint64_t mass, double wanted) {
-  constexpr int kFew = 64;
+  constexpr int kFew = 64, kRanges = 256;
   const auto is_before = order_by(row.logits);
-  const auto mass_of = [&](int32_t id) { return row.table.token_mass(row.logits[id], t); };
   int32_t *first = kept.ids, *last = kept.ids + kept.num;
   while (last - first > kFew) {
-    int32_t* const middle = first + (last - first) / 2;
-    std::nth_element(first, middle, last, is_before);
-    uint64_t half = 0;
-    for (const int32_t* id = first; id < middle; id++) half += mass_of(*id);
-    if (static_cast<double>(mass + half) >= wanted) {
-      last = middle;
-    } else {
-      mass += half;
-      first = middle;
-    }
+    const auto [high, low] = std::minmax_element(first, last, is_before);
+    const double most = row.logits[*high], width = most - static_cast<double>(row.logits[*low]);
+    if (width == 0) break;
+    const auto range_of = [&](int32_t id) {  // in order
+      return static_cast<int>((most - static_cast<double>(row.logits[id])) / width * (kRanges - 1));
+    };
+    uint64_t masses[kRanges] = {};
+    for (const int32_t* id = first; id < last; id++) masses[range_of(*id)] += row.table.token_mass(row.logits[*id], t);
+    int range = 0;
+    while (range < kRanges - 1 && static_cast<double>(mass + masses[range]) < wanted) mass += masses[range++];
+    first = std::partition(first, last, [&](int32_t id) { return range_of(id) < range; });
+    last = std::partition(first, last, [&](int32_t id) { return range_of(id) == range; });
   }
   std::sort(first, last, is_before);
   for (const int32_t* id = first; id < last; id++) {
-    mass += mass_of(*id);
+    mass += row.table.token_mass(row.logits[*id], t);
     if (static_cast<double>(mass) >= wanted) return from_start_to(row, *id);
   }
   return from_start_to(row, last[-1]);
@@ -49,7 +50,8 @@ class Chain {
  public:
   Chain(const RowView& row, const Tempering& t, const Truncation& wanted)
       : row_(row), t_(t), wanted_(wanted), list_(listed(row, t, wanted)), end_(list_.num) {
-    std::sort(list_.ids, list_.ids + list_.num, order_by(row.logits));
+    if (wanted.top_k > 0) std::sort(list_.ids, list_.ids + list_.num);  // as the others come
+    sort_by_logit(row, list_.ids, list_.num);
     is_open_ = wanted.top_k == 0;
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from codec.spelled import Answer, cuts, read
@@ -12,6 +13,8 @@ from insitu.codec.reasoning import signs_named
 from insitu.codec.tools import FORMATS, format_named
 
 THINK = signs_named("think")
+assert THINK is not None
+AWAITED = replace(THINK, is_awaited=True)
 ONE = {"city": 'Zürich, "old" town }', "days": 3, "deep": {"a": [1, {"b": None}]}}
 COMPACT = json.dumps(ONE, separators=(",", ":"), ensure_ascii=False)
 SPACED = json.dumps(ONE, indent=1)
@@ -79,7 +82,7 @@ def test_calls_are_the_same_wherever_the_text_is_cut(name: str) -> None:
     for at in range(1, len(text)):
         assert parse([text[:at], text[at:]]) == whole, at
     draw = random.Random(5)  # noqa: S311
-    for _ in range(60):
+    for _ in range(500):
         places = draw.sample(range(1, len(text)), draw.randint(2, 20))
         assert parse(cuts(text, places)) == whole, places
 
@@ -189,6 +192,32 @@ def test_reasoning_is_what_an_answer_begins_with(
     for pieces in ways:
         answer = read(pieces, signs=THINK, is_thinking=is_thinking)
         assert (answer.reasoning, answer.content) == (reasoning, content), pieces
+
+
+@pytest.mark.parametrize(
+    ("text", "is_thinking", "reasoning", "content"),
+    [
+        ("plan</think>42", False, "plan", "42"),
+        ("\nplan\n</think>\n\n42</think>", False, "plan", "42</think>"),
+        ("<think>plan</think>42", False, "plan", "42"),
+        ("plan</think>42", True, "plan", "42"),
+        ("the answer is 42 </thin", False, "", "the answer is 42 </thin"),
+        ("", False, "", ""),
+    ],
+)
+def test_a_closing_sign_may_be_waited_for(
+    text: str, is_thinking: bool, reasoning: str, content: str
+) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        answer = read(pieces, signs=AWAITED, is_thinking=is_thinking)
+        assert (answer.reasoning, answer.content) == (reasoning, content), pieces
+
+
+def test_a_stop_string_is_looked_for_once_no_closing_sign_can_come() -> None:
+    answer = read(list("a stop b</think>c stop d"), signs=AWAITED, stop=("stop",))
+    assert (answer.reasoning, answer.content, answer.stop) == ("a stop b", "c ", "stop")
+    answer = read(list("a stop b"), signs=AWAITED, stop=("stop",))
+    assert (answer.reasoning, answer.content, answer.stop) == ("", "a ", "stop")
 
 
 def test_signs_that_are_control_tokens_are_seen_and_never_shown() -> None:

@@ -115,6 +115,16 @@ def test_a_budget_is_kept_and_said(tmp_path: Path) -> None:
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 1}
 
 
+def test_reasoning_that_nothing_opened_may_be_waited_for(tmp_path: Path) -> None:
+    script = [b"plan", b"</think>", b"42"]
+    answering = Answering(reasoning_parser="think", unopened_reasoning="reasoning")
+    with dictated(tmp_path, script, settings={"answering": answering}) as generator:
+        choice, usage = both_ways(generator, max_tokens=20)
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("plan", "42")
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 1
+
+
 def test_one_call_where_calls_are_not_parallel(tmp_path: Path) -> None:
     again = [*CALLS, b" <tool_call>", b'{"name": "add", "arguments": {}}']
     with dictated(tmp_path, again, settings=READ) as generator:

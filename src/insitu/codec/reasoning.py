@@ -25,12 +25,17 @@ _BREAKS = "\r\n"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSigns:
-    """What opens and closes reasoning; ``answers`` open an answer without any."""
+    """What opens and closes reasoning; ``answers`` open an answer without any.
+
+    ``is_awaited``: a closing sign that nothing opened closes reasoning too, so that no answer is
+    shown before it is known to hold none.
+    """
 
     name: str
     opening: str
     closing: str
     answers: tuple[str, ...] = ()
+    is_awaited: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -101,7 +106,8 @@ def read_reasoning(
     source: Source, signs: ReasoningSigns, span: ReasoningSpan, *, is_thinking: bool
 ) -> Reader[None]:
     """Read reasoning and its signs, up to where the answer begins."""
-    if not is_thinking and not (yield from _opens(source, signs)):
+    has_begun = is_thinking or (yield from _opens(source, signs))
+    if not has_begun and not (signs.is_awaited and (yield from _closes(source, signs))):
         return
     span.start = source.position
     yield from skip(source, _BREAKS)
@@ -135,3 +141,15 @@ def _opens(source: Source, signs: ReasoningSigns) -> Reader[bool]:
                 return sign == signs.opening
     source.back()
     return False
+
+
+def _closes(source: Source, signs: ReasoningSigns) -> Reader[bool]:
+    """Whether a closing sign comes; nothing is read."""
+    source.mark()
+    num_searched = 0
+    while (at := source.text.find(signs.closing, source.at + num_searched)) < 0:
+        num_searched = max(0, len(source.left) - len(signs.closing) + 1)
+        if not (yield from source.more()):
+            break
+    source.back()
+    return at >= 0

@@ -6,7 +6,7 @@ here is honoured; a limit is never lowered in silence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec import reasoning, tools
@@ -31,12 +31,14 @@ EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 1024, "medium": 8192}
 class Answering:
     """How a model's answers are read, and how much they may reason, as a person may set it.
 
-    A parser is ``auto`` (by the chat template), ``none``, or the name of one. A request that does
+    A parser is ``auto`` (by the chat template), ``none``, or the name of one. What stands before a
+    closing sign that nothing opened is ``content`` or ``reasoning``. A request that does
     not say gets ``default_reasoning_tokens``; none may ask for more than ``max_reasoning_tokens``.
     """
 
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    unopened_reasoning: str = "content"
     default_reasoning_tokens: int | None = None
     max_reasoning_tokens: int | None = None
 
@@ -53,6 +55,8 @@ def guiding_of(
         signs = reasoning.signs_named(answering.reasoning_parser)
     if answering.tool_parser != "auto":
         written = tools.format_named(answering.tool_parser)
+    if signs is not None and answering.unopened_reasoning == "reasoning":
+        signs = replace(signs, is_awaited=True)
     speech = speech_of(tokenizer, signs, written)
     return Guiding(
         speech,

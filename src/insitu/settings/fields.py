@@ -135,6 +135,12 @@ class Settings:
         ),
         "Which signs stand around reasoning; auto: those of the chat template.",
     )  # fmt: skip
+    unopened_reasoning: str = _setting(
+        "content",
+        one_of("content", "reasoning"),
+        "What stands before a closing sign that nothing opened; for reasoning, answers are held "
+        "back until none can come.",
+    )
     default_reasoning_tokens: int | None = _setting(
         None,
         INTEGER(0, 2**31 - 1),
@@ -166,6 +172,7 @@ STORE_FIELDS = ("models_dir", "catalog")
 ANSWER_FIELDS = (
     "tool_parser",
     "reasoning_parser",
+    "unopened_reasoning",
     "default_reasoning_tokens",
     "max_reasoning_tokens",
 )

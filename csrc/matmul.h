@@ -341,7 +341,7 @@ static void matmul_block(const PackedSegment& w, int n_block, const Activations&
   const uint8_t* block = w.data + n_block * w.block_bytes;
   const int first = n_block * kBlockOutputs, left = w.n - first;
   const Output y{&e, out, out_stride, first, left < kBlockOutputs ? left : kBlockOutputs};
-  if (x.group && is_wide(x.num_rows)) return multiply_wide(w, block, x, y);
+  if (x.group && is_wide(x.num_rows, x.group)) return multiply_wide(w, block, x, y);
   const int tiles = (x.num_rows + kRegisterRows - 1) / kRegisterRows;
   const int lines = static_cast<int>(w.block_bytes / 64), groups = (w.k + 31) / 32;
   for (int t = 0; t < tiles; t++) {

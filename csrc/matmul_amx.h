@@ -1,121 +1,26 @@
-// y = W x for one n-block and many rows (is_wide) on AMX: integer dots of 16 rows x 16 outputs in one
-// instruction, the float chain as in matmul.h and so the same bits.
-// Not here: few rows, float weights (matmul.h). Truth: matmul.h.
+// y = W x for one n-block of a K type and many rows (is_wide) on AMX, and the choice among AMX's kernels.
+// Not here: types with 32 inputs a scale (matmul_tiles.h), few rows, float weights (matmul.h). Truth: matmul.h.
 // Always true: tiles are configured on entry and released on return; nothing is allocated but stack.
 //
-// Up to kPanelInputs inputs of the n-block are unpacked to bytes, once for up to kPanelRows rows:
-//   32 inputs a scale    low[group][half][8 lines]: q - offset, signed
-//   K types              low, high[256 inputs][half][64 lines]: (q - offset) * sub_scale = 256 high + low,
-//                        low unsigned, high signed: a scale's whole group of 256 is one exact sum of two dots
-// A line is 16 outputs x 4 inputs; rows of input bytes times 8 or 16 lines is what a tile instruction does.
+// Up to kPanelInputs inputs of the n-block are unpacked to bytes, once for up to kPanelTiles tiles of rows:
+//   low, high[256 inputs][half][64 lines]: (q - offset) * sub_scale = 256 high + low, low unsigned, high signed:
+//   a scale's whole group of 256 is one exact sum of two dots
+// A line is 16 outputs x 4 inputs; rows of input bytes times 16 lines is what a tile instruction does.
 #pragma once
 #include "kernels.h"
 #include "matmul_dot.h"
+#include "matmul_tiles.h"
 #include "quantize.h"
 
 namespace insitu::INSITU_NS {
 
-constexpr int kPanelInputs = 512, kPanelTiles = 16;
-
 struct Panel {
   alignas(64) uint8_t low[kPanelInputs * kBlockOutputs];
   alignas(64) uint8_t high[kPanelInputs * kBlockOutputs];
-  alignas(64) float scales[kPanelInputs / 32][kBlockOutputs];
-  alignas(64) float mins[kPanelInputs / 32][kBlockOutputs];
+  alignas(64) float scales[kPanelInputs / 256][kBlockOutputs];
+  alignas(64) float mins[kPanelInputs / 256][kBlockOutputs];
   alignas(64) uint8_t sub_mins[kPanelInputs / 256][512];
 };
-
-// Dots of two groups at most: the one being stored by the tile unit and the one being read.
-template <int Tiles>
-struct Dots {
-  alignas(64) int32_t of[2][Tiles][16][16];
-};
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  // 0-3: dots; 4: inputs; 5, 6: weights.
-  TileConfig(int num_rows, int num_inputs) {
-    for (int i = 0; i < 7; i++) row_bytes[i] = 64, rows[i] = static_cast<uint8_t>(num_rows);
-    row_bytes[4] = static_cast<uint16_t>(num_inputs);
-    rows[5] = rows[6] = static_cast<uint8_t>(num_inputs / 4);
-  }
-};
-
-static INSITU_INLINE void store_line(uint8_t* at, ivec x) { _mm512_store_si512(at, x); }
-static INSITU_INLINE ivec bytes_of(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
-
-// --- 32 inputs a scale ------------------------------------------------------------------------------
-
-template <int Offset>
-static INSITU_INLINE void unpack_nibbles(const uint8_t* w, uint8_t* low) {
-  for (int h = 0; h < 2; h++)
-    for (int j = 0; j < 4; j++) {
-      const ivec p = load_bytes(w + 128 * j + 64 * h);
-      store_line(low + 512 * h + 128 * j, _mm512_sub_epi8(low_nibbles(p), bytes_of(Offset)));
-      store_line(low + 512 * h + 128 * j + 64, _mm512_sub_epi8(high_nibbles(p), bytes_of(Offset)));
-    }
-}
-
-template <int Offset>
-static INSITU_INLINE void unpack_bytes(const uint8_t* w, uint8_t* low) {
-  for (int h = 0; h < 2; h++)
-    for (int j = 0; j < 8; j++)
-      store_line(low + 512 * h + 64 * j, _mm512_sub_epi8(load_bytes(w + 128 * j + 64 * h), bytes_of(Offset)));
-}
-
-template <int Offset>
-static INSITU_INLINE void unpack_fifths(const uint8_t* w, uint8_t* low) {
-  for (int h = 0; h < 2; h++) {
-    const ivec fifths = load_bytes(w + 512 + 64 * h);
-    unrolled<8>([&](auto j) INSITU_INLINE_LAMBDA {
-      const ivec q = with_bits<4 - j, 0x10>(nibbles<j % 2>(load_bytes(w + 128 * (j / 2) + 64 * h)), fifths);
-      store_line(low + 512 * h + 64 * j, _mm512_sub_epi8(q, bytes_of(Offset)));
-    });
-  }
-}
-
-static INSITU_INLINE void unpack_halves(const uint8_t* w, float* out) {
-  fstore(out, fload_f16(w));
-  fstore(out + 16, fload_f16(w + 32));
-}
-
-static INSITU_INLINE void dots_of_32(const uint8_t* a, const uint8_t* low, int32_t (*dots)[16]) {
-  _tile_zero(0);
-  _tile_loadd(4, a, 32);
-  _tile_loadd(5, low, 64);
-  _tile_dpbssd(0, 4, 5);
-  _tile_stored(0, dots, 64);
-}
-
-// Adds `groups` groups to R rows of sums, one half of the outputs after the other.
-template <int R, bool HasMin>
-__attribute__((noinline)) static void add_groups_32(const Panel& p, int groups, const uint8_t* a, Ahead ahead, float (*sums)[32]) {
-  Dots<1> dots;
-  for (int half = 0; half < 2; half++) {
-    const uint8_t *low = p.low + 512 * half, *row = a;
-    fvec acc[R];
-    INSITU_UNROLL for (int r = 0; r < R; r++) acc[r] = fload(sums[r] + 16 * half);
-    dots_of_32(row, low, dots.of[0][0]);
-    for (int g = 0; g < groups; g++, row += R * kRecord32) {
-      if (g + 1 < groups) dots_of_32(row + R * kRecord32, low += 1024, dots.of[(g + 1) % 2][0]);
-      ahead.group();
-      const fvec ws = fload(p.scales[g] + 16 * half), wm = fload(p.mins[HasMin ? g : 0] + 16 * half);
-      const uint8_t *scales = row + 32 * R, *in_sums = scales + 16 * R;
-      INSITU_UNROLL for (int r = 0; r < R; r++) {
-        const fvec dot = fconvert(_mm512_load_si512(dots.of[g % 2][0][r]));
-        acc[r] = ffma(dot, fmul(ws, fsame(float_at(scales + 4 * r))), acc[r]);
-        if constexpr (HasMin) acc[r] = ffma(wm, fsame(float_at(in_sums + 4 * r)), acc[r]);
-      }
-    }
-    INSITU_UNROLL for (int r = 0; r < R; r++) fstore(sums[r] + 16 * half, acc[r]);
-    ahead.left = 0;
-  }
-}
-
-// --- K types ------------------------------------------------------------------------------------------
 
 // A line of signed bytes times one int16 an output (twice in each lane) as two digits.
 static INSITU_INLINE void unpack_scaled(ivec q, ivec scale, uint8_t* low, uint8_t* high) {
@@ -194,9 +99,7 @@ static void unpack_q6_k(const uint8_t* w, Panel& p, int g) {
 }
 
 // Both halves' low and high digits: tiles 0, 1 and 2, 3.
-template <int R>
-static INSITU_INLINE void dots_of_256(const uint8_t* a, const uint8_t* low, const uint8_t* high,
-                                      int32_t (*dots)[16][16]) {
+static INSITU_INLINE void begin_dots(const uint8_t* a, const uint8_t* low, const uint8_t* high) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -204,28 +107,37 @@ static INSITU_INLINE void dots_of_256(const uint8_t* a, const uint8_t* low, cons
   for (int s = 0; s < 4; s++, a += 64, low += 1024, high += 1024) {
     _tile_loadd(4, a, 256);
     _tile_loadd(5, low, 64);
-    _tile_loadd(6, high, 64);
+    _tile_loadd(7, high, 64);
     _tile_dpbsud(0, 4, 5);
-    _tile_dpbssd(1, 4, 6);
+    _tile_dpbssd(1, 4, 7);
     _tile_loadd(5, low + 4096, 64);
-    _tile_loadd(6, high + 4096, 64);
+    _tile_loadd(7, high + 4096, 64);
     _tile_dpbsud(2, 4, 5);
-    _tile_dpbssd(3, 4, 6);
+    _tile_dpbssd(3, 4, 7);
   }
+}
+
+static INSITU_INLINE void store_dots(int32_t (*dots)[16][16]) {
   _tile_stored(0, dots[0], 64);
   _tile_stored(1, dots[1], 64);
   _tile_stored(2, dots[2], 64);
   _tile_stored(3, dots[3], 64);
 }
 
-// How many inputs share a minimum; 0: there are none.
+// Integers times 256, by moving bytes: on the port that a shift would leave idle.
+static INSITU_INLINE ivec times_256(ivec x) {
+  return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
+}
+
+// How many inputs share a minimum; 0: there are none. A group's dots are stored when the sums before it are made.
 template <int R, int MinInputs>
 __attribute__((noinline)) static void add_groups_256(const Panel& p, int groups, const uint8_t* a, Ahead ahead, float (*sums)[32]) {
-  Dots<4> dots;
-  dots_of_256<R>(a, p.low, p.high, dots.of[0]);
+  alignas(64) int32_t dots[4][16][16];
+  begin_dots(a, p.low, p.high);
   for (int g = 0; g < groups; g++, a += R * kRecord256) {
+    store_dots(dots);
     const size_t next = 8192 * static_cast<size_t>(g + 1);
-    if (g + 1 < groups) dots_of_256<R>(a + R * kRecord256, p.low + next, p.high + next, dots.of[(g + 1) % 2]);
+    if (g + 1 < groups) begin_dots(a + R * kRecord256, p.low + next, p.high + next);
     ahead.group();
     const uint8_t *scales = a + 256 * R, *in_sums = scales + 4 * R, *sums_of_16 = in_sums + 16 * R;
     for (int half = 0; half < 2; half++) {
@@ -233,9 +145,9 @@ __attribute__((noinline)) static void add_groups_256(const Panel& p, int groups,
       ivec mins[4];
       if constexpr (MinInputs == 32)
         INSITU_UNROLL for (int i = 0; i < 4; i++) mins[i] = widen_pairs(p.sub_mins[g] + 64 * i + 32 * half);
-      const int32_t(*low)[16] = dots.of[g % 2][2 * half], (*high)[16] = dots.of[g % 2][2 * half + 1];
+      const int32_t(*low)[16] = dots[2 * half], (*high)[16] = dots[2 * half + 1];
       INSITU_UNROLL for (int r = 0; r < R; r++) {
-        const ivec total = sum(_mm512_load_si512(low[r]), _mm512_slli_epi32(_mm512_load_si512(high[r]), 8));
+        const ivec total = sum(_mm512_load_si512(low[r]), times_256(_mm512_load_si512(high[r])));
         const fvec as = fsame(float_at(scales + 4 * r));
         fvec acc = ffma(fconvert(total), fmul(super, as), fload(sums[r] + 16 * half));
         if constexpr (MinInputs == 16) {  // sums are held times -32: see matmul_k.h
@@ -261,17 +173,6 @@ __attribute__((noinline)) static void add_groups_256(const Panel& p, int groups,
 
 static void unpack_group(BlockType type, const uint8_t* w, Panel& p, int g) {
   switch (type) {
-    case BlockType::Q4_0: unpack_nibbles<8>(w, p.low + 1024 * g); break;
-    case BlockType::Q4_1:
-      unpack_nibbles<0>(w, p.low + 1024 * g);
-      unpack_halves(w + 576, p.mins[g]);
-      break;
-    case BlockType::Q5_0: unpack_fifths<16>(w, p.low + 1024 * g); break;
-    case BlockType::Q5_1:
-      unpack_fifths<0>(w, p.low + 1024 * g);
-      unpack_halves(w + 704, p.mins[g]);
-      break;
-    case BlockType::Q8_0: unpack_bytes<128>(w, p.low + 1024 * g); break;
     case BlockType::Q2_K: return unpack_q2_k(w, p, g);
     case BlockType::Q4_K: return unpack_q45_k<4>(w, p, g);
     case BlockType::Q5_K: return unpack_q45_k<5>(w, p, g);
@@ -279,21 +180,17 @@ static void unpack_group(BlockType type, const uint8_t* w, Panel& p, int g) {
     case BlockType::Q8_K16: return unpack_q8_k16(w, p, g);
     default: return;
   }
-  const bool has_fifths = type == BlockType::Q5_0 || type == BlockType::Q5_1;
-  unpack_halves(w + (type == BlockType::Q8_0 ? 1024 : has_fifths ? 640 : 512), p.scales[g]);
 }
 
 template <int R>
 static void add_groups(BlockType type, const Panel& p, int groups, const uint8_t* a, Ahead ahead, float (*sums)[32]) {
   switch (type) {
-    case BlockType::Q4_1:
-    case BlockType::Q5_1: return add_groups_32<R, true>(p, groups, a, ahead, sums);
     case BlockType::Q2_K: return add_groups_256<R, 16>(p, groups, a, ahead, sums);
     case BlockType::Q4_K:
     case BlockType::Q5_K: return add_groups_256<R, 32>(p, groups, a, ahead, sums);
     case BlockType::Q6_K:
     case BlockType::Q8_K16: return add_groups_256<R, 0>(p, groups, a, ahead, sums);
-    default: return add_groups_32<R, false>(p, groups, a, ahead, sums);
+    default: return;
   }
 }
 
@@ -306,44 +203,26 @@ static void add_rows(int rows, BlockType type, const Panel& p, int groups, const
   }
 }
 
-// Rows of the output, and of what is added to it, lie far apart: they are fetched while their sums are made.
-static void prefetch_outputs(RowTile t, const Output& y) {
-  const Epilogue& e = *y.epilogue;
-  for (int row = t.first; row < t.first + t.rows; row++)
-    for (int half = 0; half < 2; half++) {
-      __builtin_prefetch(y.out + row * y.stride + y.first_output + 16 * half, 1);
-      if (e.residual) __builtin_prefetch(e.residual + row * e.residual_stride + y.first_output + 16 * half);
-    }
-}
-
-static void finish_rows(RowTile t, const float (*sums)[kBlockOutputs], const Output& y) {
-  for (int r = 0; r < t.rows; r++)
-    for (int half = 0; half < 2; half++) finish(fload(sums[r] + 16 * half), 16 * half, t.first + r, y);
-}
-
-__attribute__((noinline)) static void multiply_wide(const PackedSegment& w, const uint8_t* block, const Activations& x,
-                                                    const Output& y) {
+__attribute__((noinline)) static void multiply_wide_256(const PackedSegment& w, const uint8_t* block,
+                                                        const Activations& x, const Output& y) {
   Panel panel;
   alignas(64) float sums[kPanelTiles][kWideRows][kBlockOutputs];
-  const int group = x.group, record = group == 32 ? kRecord32 : kRecord256, tiles = num_row_tiles(x.num_rows);
-  const size_t group_bytes = w.block_bytes / (w.k / group);
+  const int tiles = num_row_tiles(x.num_rows, 256);
+  const size_t group_bytes = w.block_bytes / (w.k / 256);
   for (int t0 = 0; t0 < tiles; t0 += kPanelTiles) {
     const int t1 = t0 + kPanelTiles < tiles ? t0 + kPanelTiles : tiles;
     __builtin_memset(sums, 0, (t1 - t0) * sizeof sums[0]);
     for (int k0 = 0; k0 < w.k; k0 += kPanelInputs) {
-      const int groups = (w.k - k0 < kPanelInputs ? w.k - k0 : kPanelInputs) / group, first = k0 / group;
+      const int groups = (w.k - k0 < kPanelInputs ? w.k - k0 : kPanelInputs) / 256, first = k0 / 256;
       for (int g = 0; g < groups; g++) unpack_group(w.type, block + (first + g) * group_bytes, panel, g);
       // What is unpacked next follows in memory, be it of the next n-block; its lines are shared out over tiles.
       const uint8_t* next = block + (first + groups) * group_bytes;
       const int lines = static_cast<int>(groups * group_bytes / 64);
       for (int t = t0, configured = 0; t < t1; t++) {
-        const RowTile tile = row_tile(x.num_rows, t);
-        if (tile.rows != configured) {
-          const TileConfig config(configured = tile.rows, group == 32 ? 32 : 64);
-          _tile_loadconfig(&config);
-        }
-        const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, group) +
-                           static_cast<size_t>(first) * tile.rows * record;
+        const RowTile tile = row_tile(x.num_rows, 256, t);
+        if (tile.rows != configured) TileConfig(configured = tile.rows, 64).load();
+        const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, 256) +
+                           static_cast<size_t>(first) * tile.rows * kRecord256;
         const bool is_last = k0 + kPanelInputs >= w.k;
         if (is_last) prefetch_outputs(tile, y);
         add_rows(tile.rows, w.type, panel, groups, a, Ahead::share(next, lines, t, tiles, groups), sums[t - t0]);
@@ -352,6 +231,11 @@ __attribute__((noinline)) static void multiply_wide(const PackedSegment& w, cons
     }
   }
   _tile_release();
+}
+
+static void multiply_wide(const PackedSegment& w, const uint8_t* block, const Activations& x, const Output& y) {
+  if (x.group == 32) return multiply_wide_32(w, block, x, y);
+  multiply_wide_256(w, block, x, y);
 }
 
 }  // namespace insitu::INSITU_NS

@@ -421,7 +421,7 @@ void Executor::run_norm(const Operator& op, int num_rows) {
         table_.rms_norm_row(in + i, vectors_[op.vector], length, op.eps, out + i);
     if (y.is_quantized)
       table_.quantize_row(out, num_rows, y.width, op.group, row, quantized);
-  });
+  }, y.is_quantized ? kQuantizeAloneNs : 2000);
 }
 
 void Executor::run_quantize(const Operator& op, int num_rows) {
@@ -430,7 +430,7 @@ void Executor::run_quantize(const Operator& op, int num_rows) {
   for_rows(num_rows, 0.5 * x.width, [&](int row, int) {
     table_.quantize_row(at(x) + static_cast<ptrdiff_t>(row) * x.stride, num_rows, x.width, op.group, row,
                         out);
-  });
+  }, kQuantizeAloneNs);
 }
 
 void Executor::run_rope_angles(const Operator& op, const Batch& batch) {

@@ -158,7 +158,7 @@ class Executor {
   void run_experts(const Operator& op, int num_rows);
   void run_chosen(const Operator& op, int first_row, int num_rows);
   template <typename Body>
-  void for_rows(int num_rows, double ns_a_row, Body&& body);
+  void for_rows(int num_rows, double ns_a_row, Body&& body, double ns_alone = 2000);
 
   float* row_scratch(int worker) const { return row_scratch_ + static_cast<ptrdiff_t>(row_floats_) * worker; }
   float* at(const TensorRef& t) const { return reinterpret_cast<float*>(arena_.data() + t.offset) + t.column; }
@@ -192,6 +192,10 @@ class Executor {
   std::unique_ptr<Sampler> sampler_;
 };
 
+// Rows that are quantised lie in tiles, the scales of 16 in one cache line, over which workers contend: of 16 rows
+// of 576 inputs two workers took 18 us, one alone 10.
+constexpr double kQuantizeAloneNs = 8000;
+
 template <typename Body>
 void Executor::timed(size_t index, Body&& body) {
   if (profile_ns_.empty()) return body();
@@ -201,13 +205,13 @@ void Executor::timed(size_t index, Body&& body) {
   profile_ns_[index] += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
 }
 
-// body(row, worker) for every row, several rows an item. A phase costs about a microsecond: less than
-// two of work, and the caller does it alone.
+// body(row, worker) for every row, several rows an item. A phase costs about a microsecond: less than two of work
+// (`ns_alone`), and the caller does it alone.
 template <typename Body>
-void Executor::for_rows(int num_rows, double ns_a_row, Body&& body) {
+void Executor::for_rows(int num_rows, double ns_a_row, Body&& body, double ns_alone) {
   const double ns = num_rows * ns_a_row;
   const int most = std::min(num_rows, 16 * pool_.num_threads());
-  const int items = ns < 2000.0 ? 1 : std::clamp(static_cast<int>(std::min(ns / 500.0, 1e6)), 1, most);
+  const int items = ns < ns_alone ? 1 : std::clamp(static_cast<int>(std::min(ns / 500.0, 1e6)), 1, most);
   pool_.run(items, [&](int item, int worker) {
     const int first = static_cast<int>(int64_t{num_rows} * item / items);
     const int last = static_cast<int>(int64_t{num_rows} * (item + 1) / items);

@@ -17,9 +17,11 @@ namespace insitu::INSITU_NS {
 
 constexpr int kRegisterRows = 6;
 #if defined(INSITU_AMX)
-constexpr int kWideRows = 16, kFewestWideRows = 24;  // measured: below, registers win
+constexpr int kWideRows = 16;
+constexpr int fewest_wide_rows(int group) { return group == 32 ? 12 : 24; }  // measured: below, registers win
 #else
-constexpr int kWideRows = kRegisterRows, kFewestWideRows = 0x7fffffff;
+constexpr int kWideRows = kRegisterRows;
+constexpr int fewest_wide_rows(int) { return 0x7fffffff; }
 #endif
 constexpr int kRecord32 = 32 + 5 * 4;           // bytes a row takes per group
 constexpr int kRecord256 = 256 + 4 + 16 + 64;
@@ -31,14 +33,16 @@ static inline RowTile near_equal(int num_rows, int64_t tiles, int tile) {
   return {first, static_cast<int>((tile + 1) * int64_t{num_rows} / tiles) - first};
 }
 
-static inline bool is_wide(int num_rows) { return num_rows >= kFewestWideRows; }
+static inline bool is_wide(int num_rows, int group) { return num_rows >= fewest_wide_rows(group); }
 
-static int num_row_tiles(int num_rows) {
-  const int most = is_wide(num_rows) ? kWideRows : kRegisterRows;
+static int num_row_tiles(int num_rows, int group) {
+  const int most = is_wide(num_rows, group) ? kWideRows : kRegisterRows;
   return (num_rows + most - 1) / most;
 }
 
-static inline RowTile row_tile(int num_rows, int tile) { return near_equal(num_rows, num_row_tiles(num_rows), tile); }
+static inline RowTile row_tile(int num_rows, int group, int tile) {
+  return near_equal(num_rows, num_row_tiles(num_rows, group), tile);
+}
 
 static inline size_t quantized_row_bytes(int k, int group) {
   return static_cast<size_t>(k / group) * (group == 32 ? kRecord32 : kRecord256);
@@ -111,8 +115,8 @@ static void quantize_row_256(const float* x, int k, int row, int rows, uint8_t* 
 static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int column,
                             uint8_t* out) {
   const auto record = static_cast<size_t>(group == 32 ? kRecord32 : kRecord256);
-  for (int tile = 0; tile < num_row_tiles(num_rows); tile++) {
-    const RowTile t = row_tile(num_rows, tile);
+  for (int tile = 0; tile < num_row_tiles(num_rows, group); tile++) {
+    const RowTile t = row_tile(num_rows, group, tile);
     uint8_t* at = out + t.first * quantized_row_bytes(k, group) + column * record * static_cast<size_t>(t.rows);
     for (int r = 0; r < t.rows; r++, x += row_stride) {
       if (group == 32) quantize_row_32(x, 32, r, t.rows, at);
@@ -123,8 +127,8 @@ static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, 
 
 // One row of `num_rows`.
 static void quantize_row(const float* x, int num_rows, int k, int group, int row, uint8_t* out) {
-  const int64_t tiles = num_row_tiles(num_rows);
-  const RowTile t = row_tile(num_rows, static_cast<int>(((row + 1) * tiles - 1) / num_rows));
+  const int64_t tiles = num_row_tiles(num_rows, group);
+  const RowTile t = row_tile(num_rows, group, static_cast<int>(((row + 1) * tiles - 1) / num_rows));
   out += t.first * quantized_row_bytes(k, group);
   if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, out);
   else quantize_row_256(x, k, row - t.first, t.rows, out);

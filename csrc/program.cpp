@@ -154,12 +154,12 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
       vocab_size_(spec.logits.width),
       sizes_(sizes(spec, kv, limits, threads.num_threads, table)),
       ahead_(std::make_unique<Ahead[]>(threads.num_threads)),
-      pool_(with_prefetch(threads)),
       packed_(sizes_.packed),
       kv_pool_(sizes_.kv),
       arena_(sizes_.arena),
       scratch_(sizes_.scratch),
-      block_bytes_(Attention::kv_block_bytes(kv)) {
+      block_bytes_(Attention::kv_block_bytes(kv)),
+      pool_(with_prefetch(threads)) {
   const FloatControl control;
   const int num_threads = threads.num_threads;
   pack(spec);

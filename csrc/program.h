@@ -173,7 +173,6 @@ class Executor {
   Sizes sizes_;
   std::atomic<uint64_t> coming_{0};  // a phase's number << 32 | the weight that follows it + 1
   std::unique_ptr<Ahead[]> ahead_;   // one a worker
-  ThreadPool pool_;
   Mapping packed_, kv_pool_, arena_, scratch_;
   int num_unfilled_ = 0;  // segments; with none left, packed_ is read-only
   std::vector<Linear> linears_;
@@ -190,6 +189,7 @@ class Executor {
   std::vector<int64_t> profile_ns_;  // one an operator and one for sampling; empty: off
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<Sampler> sampler_;
+  ThreadPool pool_;  // ends first: a worker that waits reads ahead of what is above
 };
 
 // Rows that are quantised lie in tiles, the scales of 16 in one cache line, over which workers contend: of 16 rows

@@ -220,7 +220,7 @@ def test_narrow_rows_take_a_type_of_as_many_bits(tmp_path: Path) -> None:
 def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     write_safetensors(folder)
-    with pytest.raises(QuantizeError, match="only GGUF files"):
+    with pytest.raises(QuantizeError, match="written as a folder of safetensors"):
         quantize(Wish(folder, tmp_path / "x.gguf", Types(BlockType.Q4_0)), silent)
     source = tmp_path / "a.gguf"
     write_gguf(source)

@@ -26,6 +26,10 @@ MAX_HEAD_BYTES = 128 * 2**10
 HEAD_TIMEOUT_S = 20.0
 
 
+class _HeadTooLong(Exception):
+    """Raised where the parser calls us, which ends its work."""
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -50,8 +54,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response("")
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _HeadTooLong):
+                self._refuse_long_head()
+            else:
+                self.send_400_response("")
         except httptools.HttpParserUpgrade as offer:
             self._go_on_without_upgrade(data[offer.args[0] :])
             return
@@ -59,7 +66,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, "The head of the request is too long.", "headers_too_large")
+            self._refuse_long_head()
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -74,9 +81,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is whole: its size is what it is, in however many pieces it came."""
         if self.parser.should_upgrade():
             return  # the parser stops here: see below
+        lines = sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+        if len(self.url) + lines > MAX_HEAD_BYTES:
+            raise _HeadTooLong
         self._head_bytes = None
         self._stop_timer()
         super().on_headers_complete()
@@ -107,6 +117,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self._head_bytes = None
         self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    def _refuse_long_head(self) -> None:
+        self._refuse(431, "The head of the request is too long.", "headers_too_large")
 
     def send_400_response(self, msg: str) -> None:
         """Answer what could not be parsed."""

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 
@@ -24,7 +24,7 @@ from insitu.server.service import service_of, unknown_model
 from insitu.types import Delta, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from insitu.types import Prepared, Tokenized
     from insitu.types import Request as Asked
 
+T = TypeVar("T")
 # How long a stream's headers wait for a first delta: refusals by the engine come at once.
 _SETTLE_S = 0.5
 # A client that takes nothing in for so long has gone: what was made for it is not kept for ever.
@@ -53,13 +54,7 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     _admit(request, asked)
     asked = _timed(asked, service.options.request_timeout_s)
     record.timeout_s = asked.timeout_s
-    try:
-        async with service.bodies.turn_of(record.body):
-            prepared = await service.generator.prepare(asked)
-    except Refusal as refusal:
-        if refusal.status == 404:
-            raise unknown_model() from refusal
-        raise renamed(refusal, names) from None
+    prepared = await _converted(request, service.generator.prepare, asked, names)
     record.let_body_go()
     if record.ticket is not None:
         max_tokens = prepared.max_tokens * asked.sampling.n
@@ -84,15 +79,25 @@ async def tokenize(request: Request, asked: Asked) -> Tokenized:
     service = service_of(request)
     record = record_of(request.scope)
     _admit(request, asked)
+    tokenized = await _converted(request, service.generator.tokenize, asked, {})
+    record.model = service.generator.describe().name
+    return replace(tokenized, warnings=(*record.warnings, *tokenized.warnings))
+
+
+async def _converted(
+    request: Request,
+    convert: Callable[[Asked], Awaitable[T]],
+    asked: Asked,
+    names: Mapping[str, str],
+) -> T:
+    """What was asked as ids, in a large body's turn; a refusal in the caller's names."""
     try:
-        async with service.bodies.turn_of(record.body):
-            tokenized = await service.generator.tokenize(asked)
+        async with service_of(request).bodies.turn_of(record_of(request.scope).body):
+            return await convert(asked)
     except Refusal as refusal:
         if refusal.status == 404:
             raise unknown_model() from refusal
-        raise
-    record.model = service.generator.describe().name
-    return replace(tokenized, warnings=(*record.warnings, *tokenized.warnings))
+        raise renamed(refusal, names) from None
 
 
 def _timed(asked: Asked, limit_s: float | None) -> Asked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ import safetensors.numpy
 from cli.test_cli import insitu
 from families.cases import CASES, weights, write_folder
 from families.test_families import recorded
+from quantize.stopping import stopped_at
 from tiny_model import write_safetensors
 
 from insitu.kernels.blocks import BlockType, decode
 from insitu.models.load import load_model
-from insitu.quantize import run
 from insitu.quantize.errors import QuantizeError
 from insitu.quantize.layout import Types
-from insitu.quantize.rounding import round_nearest, round_with_moments
+from insitu.quantize.rounding import round_nearest
 from insitu.quantize.run import Wish, quantize
 from insitu.weights.source import open_source
 
@@ -119,15 +119,7 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bytes(
     write_safetensors(folder)
     types = Types(BlockType.Q4_0)
     quantize(Wish(folder, whole, types, max_num_tokens=64), silent)
-    made: list[str] = []
-
-    def counting(kind: BlockType, own: np.ndarray, moments: np.ndarray) -> Any:
-        if len(made) == 3:
-            raise KeyboardInterrupt
-        made.append("")
-        return round_with_moments(kind, own, moments)
-
-    monkeypatch.setattr(run, "round_with_moments", counting)
+    stopped_at(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         quantize(Wish(folder, target, types, max_num_tokens=64), silent)
     assert not (target / "model.safetensors").exists()
@@ -175,6 +167,7 @@ def test_what_a_folder_cannot_be_is_refused(tmp_path: Path) -> None:
         (new, Types(BlockType.Q4_K), "--type q4_k: a folder of safetensors holds q4_0, q8_0, f32"),
         (new, Types(BlockType.Q4_0, BlockType.Q8_0), "--head-type q8_0: .* one width"),
         (new, Types(BlockType.Q4_0, named=((LAYER, BlockType.Q8_0),)), "--tensor .* one width"),
+        (new, Types(BlockType.Q4_0, named=(("typo.*", BlockType.F32),)), "--tensor .* such a name"),
     ):
         with pytest.raises(QuantizeError, match=said):
             quantize(Wish(folder, target, types, "nearest"), silent)

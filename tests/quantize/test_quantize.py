@@ -10,10 +10,10 @@ import gguf
 import numpy as np
 import pytest
 from cli.test_cli import insitu
+from quantize.stopping import stopped_at
 from tiny_model import write_gguf, write_safetensors
 
 from insitu.kernels.blocks import BlockType, decode
-from insitu.quantize import run
 from insitu.quantize.errors import QuantizeError
 from insitu.quantize.grids import fit
 from insitu.quantize.layout import Types
@@ -135,15 +135,7 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bytes(
     source, whole, target = (tmp_path / f"{name}.gguf" for name in "abc")
     write_gguf(source, block_types=BlockType.F32, **SIZES)
     quantize(Wish(source, whole, Types(BlockType.Q4_0), max_num_tokens=64), silent)
-    made: list[str] = []
-
-    def counting(kind: BlockType, own: np.ndarray, moments: np.ndarray) -> object:
-        if len(made) == 3:
-            raise KeyboardInterrupt
-        made.append("")
-        return round_with_moments(kind, own, moments)
-
-    monkeypatch.setattr(run, "round_with_moments", counting)
+    made = stopped_at(monkeypatch, 3)
     wish = Wish(source, target, Types(BlockType.Q4_0), max_num_tokens=64)
     with pytest.raises(KeyboardInterrupt):
         quantize(wish, silent)
@@ -224,6 +216,9 @@ def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
         quantize(Wish(folder, tmp_path / "x.gguf", Types(BlockType.Q4_0)), silent)
     source = tmp_path / "a.gguf"
     write_gguf(source)
+    types = Types(BlockType.Q4_0, named=(("typo.*", BlockType.Q8_0),))
+    with pytest.raises(QuantizeError, match=r"--tensor typo\.\*: no tensor has such a name"):
+        quantize(Wish(source, tmp_path / "x.gguf", types), silent)
     with pytest.raises(QuantizeError, match="IQ4_XS: there is no method"):
         quantize(Wish(source, tmp_path / "x.gguf", Types(BlockType.IQ4_XS)), silent)
 

@@ -54,6 +54,7 @@ class CheckpointForm:
         self.path = folder / WEIGHTS
         self._source, self._types = source, types
         _require_types(types)
+        types.require_names(source.tensors)
         self._matrices = _matrices(model, source)
         self.targets = self._lay_out()
         packed = [name for name, n, k in self._packed()]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from insitu.weights.gguf_split import SplitGGUF
 
 VERSION = 3
-_U32, _STRING = 4, 8
+_U32 = 4
 _NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
 # general.file_type, by the type of most weights.
 _FILE_TYPES = {

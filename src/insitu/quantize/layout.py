@@ -15,7 +15,7 @@ from insitu.quantize.errors import QuantizeError
 from insitu.quantize.grids import can_fit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from insitu.weights.tensors import TensorInfo
 
@@ -73,15 +73,20 @@ class Types:
             return self.layers
         return self.head or (self.layers if self.layers in FLOATS else BlockType.Q8_0)
 
+    def require_names(self, names: Iterable[str]) -> None:
+        """Refuse a pattern that none of these names fits."""
+        known = list(names)
+        for pattern, _ in self.named:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                raise QuantizeError(f"--tensor {pattern}: no tensor has such a name.")
+
 
 def lay_out(tensors: Mapping[str, TensorInfo], types: Types) -> list[Target]:
     """A target for every tensor, in the order of the file."""
     for kind in (types.layers, types.head or types.layers, *(kind for _, kind in types.named)):
         if not can_fit(kind):
             raise QuantizeError(f"--type {kind}: there is no method that makes it.")
-    for pattern, _ in types.named:
-        if not any(fnmatchcase(name, pattern) for name in tensors):
-            raise QuantizeError(f"--tensor {pattern}: no tensor has such a name.")
+    types.require_names(tensors)
     targets, offset = [], 0
     for info in tensors.values():
         kind, is_kept = _type_of(info, types)

@@ -186,12 +186,16 @@ def test_one_call_at_most_ends_the_answer() -> None:
 def test_reasoning_is_what_an_answer_begins_with(
     text: str, is_thinking: bool, reasoning: str, content: str
 ) -> None:
-    draw = random.Random(7)  # noqa: S311
-    ways = [[text], list(text)]
-    ways += [cuts(text, draw.sample(range(len(text)), min(3, len(text)))) for _ in range(20)]
-    for pieces in ways:
+    for pieces in ways_to_cut(text):
         answer = read(pieces, signs=THINK, is_thinking=is_thinking)
         assert (answer.reasoning, answer.content) == (reasoning, content), pieces
+
+
+def ways_to_cut(text: str) -> list[list[str]]:
+    """A text whole, behind a token of none, in characters, in two at every place, and at random."""
+    draw = random.Random(7)  # noqa: S311
+    ways = [[text], ["", text], list(text), *(cuts(text, [at]) for at in range(1, len(text)))]
+    return ways + [cuts(text, draw.sample(range(len(text)), min(3, len(text)))) for _ in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,7 @@ def test_reasoning_is_what_an_answer_begins_with(
 def test_a_closing_sign_may_be_waited_for(
     text: str, is_thinking: bool, reasoning: str, content: str
 ) -> None:
-    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+    for pieces in ways_to_cut(text):
         answer = read(pieces, signs=AWAITED, is_thinking=is_thinking)
         assert (answer.reasoning, answer.content) == (reasoning, content), pieces
 

@@ -125,7 +125,6 @@ struct Fifths32 {
 
 template <class Codec>
 struct Scaled32 {
-  static constexpr int kGroup = 32;
   static constexpr size_t kGroupBytes = Codec::kGroupBytes;
 
   // acc = fma(float(idot), ws * as, acc), then with minima acc = fma(m, as * float(isum), acc).
@@ -160,7 +159,6 @@ struct Scaled32 {
 // --- K types: integer sub-scales, one float scale per 256 inputs ------------------------------------
 
 struct Q6K {
-  static constexpr int kGroup = 256;
   static constexpr size_t kGroupBytes = 6720, kScales = 6144, kSupers = 6656;
 
   template <int R>

@@ -194,42 +194,18 @@ static void add_groups(BlockType type, const Panel& p, int groups, const uint8_t
   }
 }
 
-template <int R = kWideRows>
-static void add_rows(int rows, BlockType type, const Panel& p, int groups, const uint8_t* a, Ahead ahead,
-                     float (*sums)[32]) {
-  if constexpr (R > kWideRows / 2 - 1) {
-    if (rows == R) return add_groups<R>(type, p, groups, a, ahead, sums);
-    return add_rows<R - 1>(rows, type, p, groups, a, ahead, sums);
-  }
-}
-
 __attribute__((noinline)) static void multiply_wide_256(const PackedSegment& w, const uint8_t* block,
                                                         const Activations& x, const Output& y) {
   Panel panel;
-  alignas(64) float sums[kPanelTiles][kWideRows][kBlockOutputs];
-  const int tiles = num_row_tiles(x.num_rows, 256);
   const size_t group_bytes = w.block_bytes / (w.k / 256);
-  for (int t0 = 0; t0 < tiles; t0 += kPanelTiles) {
-    const int t1 = t0 + kPanelTiles < tiles ? t0 + kPanelTiles : tiles;
-    __builtin_memset(sums, 0, (t1 - t0) * sizeof sums[0]);
-    for (int k0 = 0; k0 < w.k; k0 += kPanelInputs) {
-      const int groups = (w.k - k0 < kPanelInputs ? w.k - k0 : kPanelInputs) / 256, first = k0 / 256;
-      for (int g = 0; g < groups; g++) unpack_group(w.type, block + (first + g) * group_bytes, panel, g);
-      // What is unpacked next follows in memory, be it of the next n-block; its lines are shared out over tiles.
-      const uint8_t* next = block + (first + groups) * group_bytes;
-      const int lines = static_cast<int>(groups * group_bytes / 64);
-      for (int t = t0, configured = 0; t < t1; t++) {
-        const RowTile tile = row_tile(x.num_rows, 256, t);
-        if (tile.rows != configured) TileConfig(configured = tile.rows, 64).load();
-        const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, 256) +
-                           static_cast<size_t>(first) * tile.rows * kRecord256;
-        const bool is_last = k0 + kPanelInputs >= w.k;
-        if (is_last) prefetch_outputs(tile, y);
-        add_rows(tile.rows, w.type, panel, groups, a, Ahead::share(next, lines, t, tiles, groups), sums[t - t0]);
-        if (is_last) finish_rows(tile, sums[t - t0], y);
-      }
-    }
-  }
+  multiply_panels<256>(
+      w, block, x, y,
+      [&](const uint8_t* weights, int groups) {
+        for (int g = 0; g < groups; g++) unpack_group(w.type, weights + g * group_bytes, panel, g);
+      },
+      [&](int rows, int groups, const uint8_t* a, const auto& ahead, float(*sums)[kBlockOutputs]) {
+        with_rows(rows, [&](auto r) { add_groups<r>(w.type, panel, groups, a, ahead(groups), sums); });
+      });
   _tile_release();
 }
 

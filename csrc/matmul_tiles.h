@@ -9,6 +9,8 @@
 // cycles after any of them port 5 neither multiplies, converts nor fuses, but adds and does logic as ever: integers
 // become floats by additions there. What is loaded into tiles must lie in the first cache, or all wait.
 #pragma once
+#include <type_traits>
+
 #include "kernels.h"
 #include "matmul_dot.h"
 #include "quantize.h"
@@ -261,66 +263,71 @@ static void finish_rows(RowTile t, const float (*sums)[kBlockOutputs], const Out
     for (int half = 0; half < 2; half++) finish(fload(sums[r] + 16 * half), 16 * half, t.first + r, y);
 }
 
-template <bool HasMin, int R = kWideRows>
-static void add_panel_rows(int rows, const Panel32& p, int groups, const uint8_t* a, float (*sums)[kBlockOutputs]) {
+// f(R), R a constant, of as many rows as near_equal makes tiles of: no fewer than half of the most.
+template <int R = kWideRows, class F>
+static INSITU_INLINE void with_rows(int rows, const F& f) {
   if constexpr (R > kWideRows / 2 - 1) {
-    if (rows == R) return add_panel_32<HasMin, R>(p, groups, a, sums);
-    return add_panel_rows<HasMin, R - 1>(rows, p, groups, a, sums);
+    if (rows == R) return f(std::integral_constant<int, R>{});
+    with_rows<R - 1>(rows, f);
   }
 }
 
-template <class Lines>
-static void multiply_panels(const PackedSegment& w, const uint8_t* block, const Activations& x, const Output& y) {
-  Panel32 panel;
+// kPanelInputs inputs at a time and kPanelTiles tiles: unpack(weights, groups), then for each of the tiles
+// add(rows, groups, inputs, ahead, sums), where ahead(n) is this tile's share of what is unpacked next, in n parts.
+template <int Group, class Unpack, class Add>
+static INSITU_INLINE void multiply_panels(const PackedSegment& w, const uint8_t* block, const Activations& x,
+                                          const Output& y, const Unpack& unpack, const Add& add) {
+  constexpr int kTileInputs = Group < 64 ? Group : 64;
   alignas(64) float sums[kPanelTiles][kWideRows][kBlockOutputs];
-  const int tiles = num_row_tiles(x.num_rows, 32);
+  const int tiles = num_row_tiles(x.num_rows, Group);
+  const size_t group_bytes = w.block_bytes / (w.k / Group), record = quantized_row_bytes(Group, Group);
   for (int t0 = 0; t0 < tiles; t0 += kPanelTiles) {
     const int t1 = t0 + kPanelTiles < tiles ? t0 + kPanelTiles : tiles;
     __builtin_memset(sums, 0, (t1 - t0) * sizeof sums[0]);
     for (int k0 = 0; k0 < w.k; k0 += kPanelInputs) {
-      const int groups = (w.k - k0 < kPanelInputs ? w.k - k0 : kPanelInputs) / 32, first = k0 / 32;
-      unpack_panel<Lines>(block + first * Lines::kGroupBytes, groups, panel);
+      const int groups = (w.k - k0 < kPanelInputs ? w.k - k0 : kPanelInputs) / Group, first = k0 / Group;
+      unpack(block + first * group_bytes, groups);
       // What is unpacked next follows in memory, be it of the next n-block; its lines are shared out over tiles.
-      const uint8_t* next = block + (first + groups) * Lines::kGroupBytes;
-      const int lines = static_cast<int>(groups * Lines::kGroupBytes / 64);
+      const uint8_t* next = block + (first + groups) * group_bytes;
+      const int lines = static_cast<int>(groups * group_bytes / 64);
       for (int t = t0, configured = 0; t < t1; t++) {
-        const RowTile tile = row_tile(x.num_rows, 32, t);
-        if (tile.rows != configured) TileConfig(configured = tile.rows, 32).load();
+        const RowTile tile = row_tile(x.num_rows, Group, t);
+        if (tile.rows != configured) TileConfig(configured = tile.rows, kTileInputs).load();
+        const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, Group) +
+                           static_cast<size_t>(first) * tile.rows * record;
         const bool is_last = k0 + kPanelInputs >= w.k;
         if (is_last) prefetch_outputs(tile, y);
-        Ahead::share(next, lines, t, tiles, 1).group();
-        add_panel_rows<Lines::kHasMin>(tile.rows, panel, groups,
-                                       x.quantized + tile.first * quantized_row_bytes(x.k, 32) +
-                                           static_cast<size_t>(first) * tile.rows * kRecord32,
-                                       sums[t - t0]);
+        add(tile.rows, groups, a, [&](int parts) { return Ahead::share(next, lines, t, tiles, parts); }, sums[t - t0]);
         if (is_last) finish_rows(tile, sums[t - t0], y);
       }
     }
   }
 }
 
-// --- the choice between the two ---------------------------------------------------------------------------
-
-template <class Lines, int R = kWideRows>
-static void multiply_rows_32(int rows, const uint8_t* w, int k, const uint8_t* a, int first_row, Ahead ahead,
-                             const Output& y) {
-  if constexpr (R > kWideRows / 2 - 1) {
-    if (rows == R) return multiply_tile_32<Lines, R>(w, k, a, first_row, ahead, y);
-    return multiply_rows_32<Lines, R - 1>(rows, w, k, a, first_row, ahead, y);
-  }
+template <class Lines>
+static void multiply_panels_32(const PackedSegment& w, const uint8_t* block, const Activations& x, const Output& y) {
+  Panel32 panel;
+  multiply_panels<32>(
+      w, block, x, y, [&](const uint8_t* weights, int groups) { unpack_panel<Lines>(weights, groups, panel); },
+      [&](int rows, int groups, const uint8_t* a, const auto& ahead, float(*sums)[kBlockOutputs]) {
+        ahead(1).group();
+        with_rows(rows, [&](auto r) { add_panel_32<Lines::kHasMin, r>(panel, groups, a, sums); });
+      });
 }
+
+// --- the choice between the two ---------------------------------------------------------------------------
 
 template <class Lines>
 static void multiply_wide_32(const PackedSegment& w, const uint8_t* block, const Activations& x, const Output& y) {
   const int tiles = num_row_tiles(x.num_rows, 32), lines = static_cast<int>(w.block_bytes / 64);
-  if (tiles > kStreamTiles) return multiply_panels<Lines>(w, block, x, y);
+  if (tiles > kStreamTiles) return multiply_panels_32<Lines>(w, block, x, y);
   for (int t = 0, configured = 0; t < tiles; t++) {
     const RowTile tile = row_tile(x.num_rows, 32, t);
     if (tile.rows != configured) TileConfig(configured = tile.rows, 32).load();
     prefetch_outputs(tile, y);
     const Ahead ahead = Ahead::share(block + w.block_bytes, lines, t, tiles, w.k / 32);
-    multiply_rows_32<Lines>(tile.rows, block, w.k, x.quantized + tile.first * quantized_row_bytes(x.k, 32), tile.first,
-                            ahead, y);
+    const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, 32);
+    with_rows(tile.rows, [&](auto r) { multiply_tile_32<Lines, r>(block, w.k, a, tile.first, ahead, y); });
   }
 }
 

@@ -37,10 +37,11 @@ inline auto order_by(const float* logits) {
   return [logits](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
 }
 
-// `ids`, which ascend, in that order: by the bits of their logits, eleven at a time from the lowest on.
+// `ids` in that order: by the bits of their logits, eleven at a time from the lowest on.
 inline void sort_by_logit(const RowView& row, int32_t* ids, int num) {
   constexpr int kFew = 2048, kDigits = 3, kBits = 11, kValues = 1 << kBits;
   if (num <= kFew) return std::sort(ids, ids + num, order_by(row.logits));
+  if (!std::is_sorted(ids, ids + num)) std::sort(ids, ids + num);  // what follows keeps equal ones as they come
   const auto key_of = [&](int32_t id) {  // falls as the logit rises; -0 is 0
     const auto bits = std::bit_cast<uint32_t>(row.logits[id] + 0.0f);
     return bits >> 31 ? bits : ~(bits | uint32_t{1} << 31);

@@ -50,7 +50,6 @@ class Chain {
  public:
   Chain(const RowView& row, const Tempering& t, const Truncation& wanted)
       : row_(row), t_(t), wanted_(wanted), list_(listed(row, t, wanted)), end_(list_.num) {
-    if (wanted.top_k > 0) std::sort(list_.ids, list_.ids + list_.num);  // as the others come
     sort_by_logit(row, list_.ids, list_.num);
     is_open_ = wanted.top_k == 0;
   }

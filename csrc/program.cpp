@@ -421,7 +421,7 @@ void Executor::run_norm(const Operator& op, int num_rows) {
         table_.rms_norm_row(in + i, vectors_[op.vector], length, op.eps, out + i);
     if (y.is_quantized)
       table_.quantize_row(out, num_rows, y.width, op.group, row, quantized);
-  }, y.is_quantized ? kQuantizeAloneNs : 2000);
+  }, y.is_quantized ? kQuantizeAloneNs : kAloneNs);
 }
 
 void Executor::run_quantize(const Operator& op, int num_rows) {

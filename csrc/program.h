@@ -83,6 +83,12 @@ constexpr size_t kMaxSegments = 8;
 size_t experts_bytes(const ProgramSpec& spec, const Limits& limits, const KernelTable& table);
 int activation_group(BlockType type);  // inputs that share a scale; 0: float rows
 
+// A phase costs about a microsecond: less than two of work are not worth one.
+constexpr double kAloneNs = 2000;
+// Rows that are quantised lie in tiles, the scales of 16 in one cache line, over which workers contend: of 16 rows
+// of 576 inputs two workers took 18 us, one alone 10.
+constexpr double kQuantizeAloneNs = 8000;
+
 class Executor {
  public:
   Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits, const ThreadOptions& threads,
@@ -158,7 +164,7 @@ class Executor {
   void run_experts(const Operator& op, int num_rows);
   void run_chosen(const Operator& op, int first_row, int num_rows);
   template <typename Body>
-  void for_rows(int num_rows, double ns_a_row, Body&& body, double ns_alone = 2000);
+  void for_rows(int num_rows, double ns_a_row, Body&& body, double ns_alone = kAloneNs);
 
   float* row_scratch(int worker) const { return row_scratch_ + static_cast<ptrdiff_t>(row_floats_) * worker; }
   float* at(const TensorRef& t) const { return reinterpret_cast<float*>(arena_.data() + t.offset) + t.column; }
@@ -192,10 +198,6 @@ class Executor {
   ThreadPool pool_;  // ends first: a worker that waits reads ahead of what is above
 };
 
-// Rows that are quantised lie in tiles, the scales of 16 in one cache line, over which workers contend: of 16 rows
-// of 576 inputs two workers took 18 us, one alone 10.
-constexpr double kQuantizeAloneNs = 8000;
-
 template <typename Body>
 void Executor::timed(size_t index, Body&& body) {
   if (profile_ns_.empty()) return body();
@@ -205,8 +207,7 @@ void Executor::timed(size_t index, Body&& body) {
   profile_ns_[index] += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
 }
 
-// body(row, worker) for every row, several rows an item. A phase costs about a microsecond: less than two of work
-// (`ns_alone`), and the caller does it alone.
+// body(row, worker) for every row, several rows an item; less work than `ns_alone`, and the caller does it alone.
 template <typename Body>
 void Executor::for_rows(int num_rows, double ns_a_row, Body&& body, double ns_alone) {
   const double ns = num_rows * ns_a_row;

@@ -69,8 +69,13 @@ void Executor::run_linear(const Operator& op, int num_rows) {
   pool_.run(linear.first_block.back(), [&](int block, int) {
     size_t s = 0;
     while (block >= linear.first_block[s + 1]) s++;
-    table_.matmul_block(*parts[s].segment, block - linear.first_block[s], parts[s].x, parts[s].epilogue,
-                        parts[s].out, op.output.stride);
+    const Part& part = parts[s];
+    const int n_block = block - linear.first_block[s], first = n_block * kBlockOutputs;
+    table_.matmul_block(*part.segment, n_block, part.x, part.epilogue, part.out, op.output.stride);
+    if (op.soft_cap == 0) return;
+    float* y = part.out + first;
+    for (int row = 0; row < num_rows; row++, y += op.output.stride)
+      table_.soft_cap_row(y, std::min(kBlockOutputs, part.segment->n - first), op.soft_cap, y);
   });
 }
 

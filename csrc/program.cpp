@@ -74,6 +74,7 @@ void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
               "linear: a segment's activation group is not among its inputs");
     require(op.inputs.size() == op.groups.size() + (op.has_residual ? 1 : 0), "linear: inputs and groups differ");
   }
+  require(op.soft_cap >= 0 && op.soft_cap < __builtin_inff(), "soft_cap needs 0 or more");
   if (op.is_gated) {
     const auto& halves = spec.linears[op.linear].segments;
     require(halves.size() == 2 && halves[0].n == halves[1].n && op.output.width == halves[0].n && !op.has_residual &&
@@ -92,7 +93,6 @@ void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
   require(op.num_kv_heads == kv.num_kv_heads && op.head_dim == kv.head_dim, "attention: heads differ from the cache");
   require(op.num_heads > 0 && op.num_heads % op.num_kv_heads == 0, "attention: heads do not share KV heads evenly");
   require(op.window >= 0, "attention: window needs 0 or more");
-  require(op.soft_cap >= 0 && op.soft_cap < __builtin_inff(), "attention: soft_cap needs 0 or more");
 }
 
 // Whole tensors of the largest step must lie in the arena (Python planned it; this is memory's door).

@@ -50,7 +50,7 @@ struct Operator {
   int num_active = 0;             // Route, Experts: experts a row goes through
   bool is_normalised = false;     // Route: the chosen experts' weights sum to 1
   std::vector<double> divisors;   // RopeAngles: of each pair's frequency; empty: none
-  float soft_cap = 0;             // Attention: 0: none
+  float soft_cap = 0;             // Attention, Linear, SoftCap: 0: none
   int group = 0, dim = 0, layer = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, window = 0;
 };
 

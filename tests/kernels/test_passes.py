@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from insitu.kernels.passes import (
     fuse_gated,
     fuse_quantize,
     fuse_residual,
+    fuse_soft_cap,
     lower,
     quantize_activations,
 )
@@ -96,6 +98,36 @@ def test_what_two_operators_read_is_not_gated_away() -> None:
     z = p.linear(both, weight(32, 64, BlockType.Q8_0))
     p.output(p.take(p.add(y, z), p.logit_rows))
     assert kinds(fuse_gated(p)) == kinds(p)
+
+
+@pytest.mark.parametrize("types", [(Q8_0,), (BlockType.Q4_1, F16)])
+def test_a_linear_caps_what_it_makes_and_keeps_every_bit(types: tuple[BlockType, ...]) -> None:
+    def capped() -> Program:
+        p = Program()
+        x = p.take(p.embed(weight(64, 64, BlockType.F32), p.token_ids), p.logit_rows)
+        p.output(p.soft_cap(p.linear(x, weight(70, 64, *types)), 1.5))
+        return p
+
+    assert "soft_cap" not in kinds(fuse_soft_cap(capped()))
+    kv = Shape().kv
+    for num_tokens in (1, 5, 33):
+        batch, answers = one_sequence(num_tokens, kv.block_size), []
+        for make in (quantize_activations, lower):
+            limits = replace(LIMITS, max_num_logit_rows=33)
+            with closing(Native(make(capped()), kv=kv, limits=limits, num_threads=2)) as engine:
+                answers.append(engine.forward(batch).tobytes())
+            answers.append(Reference(make(capped()), kv).run(batch).tobytes())
+        assert answers[0] == answers[2]
+        assert answers[1] == answers[3]
+        assert np.abs(np.frombuffer(answers[0], np.float32)).max() <= 1.5
+
+
+def test_what_two_operators_read_is_not_capped() -> None:
+    p = Program()
+    x = p.embed(weight(5, 64, BlockType.F32), p.token_ids)
+    y = p.linear(x, weight(32, 64, BlockType.Q8_0))
+    p.output(p.take(p.add(p.soft_cap(y, 2.0), y), p.logit_rows))
+    assert kinds(fuse_soft_cap(p)) == kinds(p)
 
 
 def test_norms_and_gated_linears_write_int8_rows_where_only_those_are_read() -> None:

@@ -15,6 +15,8 @@ from insitu.kernels import ops as rules
 from insitu.kernels.program import DType, Op, Program, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from insitu.kernels.pack import PackedLinear
 
 QUANTIZED = {32: DType.Q8_G32, 256: DType.Q8_G256}
@@ -22,7 +24,7 @@ QUANTIZED = {32: DType.Q8_G32, 256: DType.Q8_G256}
 
 def lower(program: Program) -> Program:
     """Every pass, in order: the Program that kernels run."""
-    program = fuse_gated(fuse_residual(program))
+    program = fuse_soft_cap(fuse_gated(fuse_residual(program)))
     return fuse_quantize(quantize_activations(program))
 
 
@@ -64,22 +66,42 @@ def fuse_gated(program: Program) -> Program:
 
     The linear then writes what ``gated`` wrote: its gate and up columns are never stored.
     """
+    return _fuse_after_linears(program, "gated", _is_of_like_halves)
+
+
+def fuse_soft_cap(program: Program) -> Program:
+    """Turn soft_cap(linear(...)) into one linear, which caps what it has just made."""
+    return _fuse_after_linears(
+        program, "soft_cap", lambda linear: "activation" not in linear.attributes
+    )
+
+
+def _fuse_after_linears(program: Program, kind: str, may_take: Callable[[Op], bool]) -> Program:
+    """Give what is named ``kind`` and reads a linear alone to that linear as an attribute."""
     readers = _num_readers(program)
     fused: list[Op] = []
     for op in program.ops:
         before = fused[-1] if fused else None
-        if op.kind == "gated" and before is not None and _can_gate(before, op, readers):
-            attributes = {**before.attributes, "activation": op.attributes["activation"]}
+        if (
+            op.kind == kind
+            and before is not None
+            and _is_fed(op, before, readers)
+            and may_take(before)
+        ):
+            attributes = {**before.attributes, **op.attributes}
             fused[-1] = Op("linear", before.inputs, op.outputs, before.weight, attributes)
         else:
             fused.append(op)
     return program.rewritten(fused)
 
 
-def _can_gate(linear: Op, gated: Op, readers: dict[Tensor, int]) -> bool:
-    (x,) = gated.inputs
-    if linear.kind != "linear" or linear.outputs[0] is not x or readers[x] != 1:
-        return False
+def _is_fed(op: Op, linear: Op, readers: dict[Tensor, int]) -> bool:
+    """The linear's output is what ``op`` reads, and nothing else does."""
+    (x,) = op.inputs
+    return linear.kind == "linear" and linear.outputs[0] is x and readers[x] == 1
+
+
+def _is_of_like_halves(linear: Op) -> bool:
     segments = linear.weight.segments
     halves = len(segments) == 2 and segments[0].n == segments[1].n
     return halves and not linear.attributes["has_residual"]

@@ -136,7 +136,9 @@ class Reference:
         y = self._product(op.weight, forms)
         if op.attributes["has_residual"]:
             y = y + self._read(op.inputs[len(groups)])
-        return self._gate(y, op.attributes["activation"]) if "activation" in op.attributes else y
+        if "activation" in op.attributes:
+            return self._gate(y, op.attributes["activation"])
+        return self._cap(y, op.attributes["soft_cap"]) if "soft_cap" in op.attributes else y
 
     def _product(self, weight: PackedLinear, forms: dict[int, Any]) -> Float32:
         columns = [self._segment(segment, forms) for segment in weight.segments]
@@ -228,7 +230,10 @@ class Reference:
         return np.asarray(self._read(op.inputs[0]) * np.float32(op.attributes["scale"]))
 
     def _soft_cap(self, op: Op, _: BatchArrays) -> Float32:
-        x, cap = self._read(op.inputs[0]), np.float32(op.attributes["soft_cap"])
+        return self._cap(self._read(op.inputs[0]), op.attributes["soft_cap"])
+
+    def _cap(self, x: Float32, soft_cap: float) -> Float32:
+        cap = np.float32(soft_cap)
         if not self._in_kernel_order:
             return np.asarray(np.tanh(x / cap) * cap)
         return np.asarray(tanh(x * (np.float32(1) / cap)) * cap)

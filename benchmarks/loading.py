@@ -5,24 +5,25 @@
 Each run is a fresh process, modules imported before the clock starts: the file is opened, its
 program recorded, its vocabulary and template read, its weights packed on every core: the order of
 `insitu serve`. Memory is
-anonymous and shared pages (RssAnon + RssShmem), sampled every 2 ms, above what the process held
-before, beside the bytes that the plan gives weights.
+anonymous and shared pages (RssAnon + RssShmem), sampled every 2 ms by another process, above what
+the process held before, beside the bytes that the plan gives weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import select
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from insitu.codec.chat import load_chat_template
 from insitu.codec.tokenizer import load_tokenizer
+from insitu.engine.loop import tune_process
 from insitu.engine.machine import num_usable_cpus
 from insitu.kernels import native
 from insitu.kernels.passes import lower
@@ -31,76 +32,66 @@ from insitu.models.load import load_model
 from insitu.weights.source import open_source
 
 EVERY_S = 0.002
+ORDER = ("opening", "recording", "vocabulary", "packing")
 
 
-def held_bytes() -> int:
-    """Anonymous and shared pages of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def held_bytes(process: int | str = "self") -> int:
+    """Anonymous and shared pages of a process."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     wanted = ("RssAnon:", "RssShmem:")
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(wanted))
 
 
-class Watch:
-    """The most that was held."""
-
-    def __init__(self) -> None:
-        self.most_bytes = held_bytes()
-        self.most_of: dict[str, int] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def lap(self, what: str) -> None:
-        """What was held at most since the last one."""
-        self.most_of[what] = max(self.most_bytes, held_bytes())
-        self.most_bytes = 0
-
-    def _watch(self) -> None:
-        while not self._ended.wait(EVERY_S):
-            self.most_bytes = max(self.most_bytes, held_bytes())
-
-
-def once(path: Path) -> dict[str, Any]:
-    """One load, in this process."""
+def load(path: Path) -> None:
+    """One load, in this process: a line for each of its parts, and one before."""
     import tokenizers  # its import is none of loading's
 
     del tokenizers
-    before = held_bytes()
-    times = {}
-    with Watch() as watch:
-        start = at = time.perf_counter()
+    tune_process()
+    at = time.perf_counter()
 
-        def lap(what: str) -> None:
-            nonlocal at
-            now = time.perf_counter()
-            times[what], at = now - at, now
-            watch.lap(what)
+    def lap(**more: Any) -> None:
+        nonlocal at
+        now = time.perf_counter()
+        print(json.dumps({"time_s": now - at, "held_bytes": held_bytes(), **more}), flush=True)
+        at = time.perf_counter()
 
-        source = open_source(path)
-        lap("opening")
-        model = load_model(source)
-        program = lower(model.program)
-        lap("recording")
-        tokenizer = load_tokenizer(source)
-        template = load_chat_template(source, tokenizer)
-        lap("vocabulary")
-        kv = kv_layout(model.spec)
-        limits = native.Limits(64, 16, 16, 64, 4)
-        loaded = native.Native(program, kv=kv, limits=limits, num_threads=num_usable_cpus())
-        lap("packing")
-        times["all"] = at - start
+    lap()
+    source = open_source(path)
+    lap()
+    model = load_model(source)
+    program = lower(model.program)
+    lap()
+    tokenizer = load_tokenizer(source)
+    template = load_chat_template(source, tokenizer)
+    lap()
+    limits = native.Limits(64, 16, 16, 64, 4)
+    threads = num_usable_cpus()
+    loaded = native.Native(program, kv=kv_layout(model.spec), limits=limits, num_threads=threads)
+    lap(weights_bytes=loaded.packed_bytes)
     del template
+
+
+def watched(path: Path) -> dict[str, Any]:
+    """One load, in another process: times, and the most that was held in each part."""
+    command = [sys.executable, __file__, str(path), "--once"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        laps: list[dict[str, Any]] = []
+        most: list[int] = [0]
+        while len(laps) <= len(ORDER):
+            if not select.select([process.stdout], [], [], EVERY_S)[0]:
+                most[-1] = max(most[-1], held_bytes(process.pid))
+                continue
+            laps.append(json.loads(process.stdout.readline()))
+            most[-1] = max(most[-1], laps[-1]["held_bytes"])
+            most.append(0)
+    before = laps[0]["held_bytes"]
+    times = [lap["time_s"] for lap in laps[1:]]
     return {
-        "times": times,
-        "most_of": {what: most - before for what, most in watch.most_of.items()},
-        "weights_bytes": loaded.packed_bytes,
+        "times": {**dict(zip(ORDER, times, strict=True)), "all": sum(times)},
+        "most_of": {what: one - before for what, one in zip(ORDER, most[1:-1], strict=True)},
+        "weights_bytes": laps[-1]["weights_bytes"],
     }
 
 
@@ -112,15 +103,11 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.once:
-        print(json.dumps(once(given.model)))
+        load(given.model)
         return
     given.model.read_bytes()  # the file cache is warm
-    command = [sys.executable, __file__, str(given.model), "--once"]
-    runs = [
-        json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        for _ in range(given.runs)
-    ]
-    for what in runs[0]["times"]:
+    runs = [watched(given.model) for _ in range(given.runs)]
+    for what in (*ORDER, "all"):
         taken = sorted(run["times"][what] for run in runs)
         span = f"{statistics.median(taken):.3f} s ({taken[0]:.3f} to {taken[-1]:.3f})"
         most = max(run["most_of"].get(what, 0) for run in runs)

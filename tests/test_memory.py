@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +54,53 @@ class Watch(threading.Thread):
 def blocks_used(server: LiveServer) -> int:
     lines = server.client.get("/metrics").text.splitlines()
     return int(float(next(one for one in lines if one.startswith(BLOCKS)).split()[-1]))
+
+
+LOADING = """
+import sys
+from pathlib import Path
+import tokenizers
+from insitu.codec.chat import load_chat_template
+from insitu.codec.tokenizer import load_tokenizer
+from insitu.engine.loop import tune_process
+from insitu.kernels import native
+from insitu.kernels.passes import lower
+from insitu.models.kv_cache import kv_layout
+from insitu.models.load import load_model
+from insitu.weights.source import open_source
+
+tune_process()
+print("ready", flush=True)
+input()
+source = open_source(Path(sys.argv[1]))
+model = load_model(source)
+tokenizer = load_tokenizer(source)
+template = load_chat_template(source, tokenizer)
+limits = native.Limits(64, 16, 16, 64, 4)
+loaded = native.Native(lower(model.program), kv=kv_layout(model.spec), limits=limits, num_threads=2)
+print("loaded", flush=True)
+input()
+"""
+
+
+def test_loading_holds_no_more_than_weights_and_vocabulary(smollm2_path: Path) -> None:
+    """Nothing is held twice: neither what is packed nor what a vocabulary is built from."""
+    items = {item["name"]: item["at_start_bytes"] for item in plan_of(smollm2_path)["items"]}
+    command = [sys.executable, "-c", LOADING, str(smollm2_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        before_bytes = held_bytes(process.pid)
+        watch = MemoryWatch(process.pid, every_s=0.002)
+        watch.start()
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "loaded\n"
+        most_bytes = watch.end() - before_bytes
+        print(file=process.stdin, flush=True)
+    assert most_bytes <= items["weights"] + items["vocabulary"]
+    assert most_bytes >= items["weights"]
 
 
 def test_a_server_holds_what_its_plan_says(smollm2_path: Path) -> None:

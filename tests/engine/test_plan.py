@@ -109,6 +109,17 @@ def test_what_cannot_be_met_names_numbers_and_flags(
         made(model, **wanted)
 
 
+def test_a_vocabulary_is_planned_as_its_codec_says(model: LoadedModel) -> None:
+    items = [
+        {item.name: item for item in make_plan(model, Wanted(threads=1), memory, None, size).items}
+        for memory, size in ((Memory(GIB, "a test"), 0), (Memory(GIB, "a test"), 5000))
+    ]
+    without, given = (one["vocabulary"] for one in items)
+    assert (without.at_start_bytes, without.at_most_bytes) == (0, 0)
+    assert given.at_start_bytes == 5000
+    assert given.at_most_bytes > 5000
+
+
 def test_words_and_json(model: LoadedModel) -> None:
     plan = made(model)
     text = plan.describe()

@@ -304,7 +304,7 @@ def test_tokenizer_arrays_of_a_wrong_type(tmp_path: Path) -> None:
         keys.integers(TYPES, maximum=1)
     with pytest.raises(ModelFileError, match=r"tokens\[1\].*UTF-8"):
         keys.strings("tokenizer.ggml.tokens")
-    assert keys.byte_strings("tokenizer.ggml.tokens") == [b"a", b"\xff"]
+    assert next(keys.each_string("tokenizer.ggml.tokens")) == "a"
     with pytest.raises(ModelFileError, match=r"eos_token_id.*4294967295"):
         keys.integer("tokenizer.ggml.eos_token_id", maximum=1)
     with pytest.raises(ModelFileError, match=r"bos_token_id.*-1"):

@@ -24,7 +24,8 @@ def test_values_come_out_by_type() -> None:
     assert KEYS.number("half", minimum=0.0, maximum=1.0) == 0.5
     assert KEYS.boolean("yes") is True
     assert KEYS.strings("texts") == ["a", "b"]
-    assert KEYS.byte_strings("texts") == [b"a", b"b"]
+    assert list(KEYS.each_string("texts")) == ["a", "b"]
+    assert KEYS.length("texts") == 2
     assert KEYS.integers("ids", minimum=1, maximum=2) == [1, 2]
     assert KEYS.numbers("mixed") == [1.0, 0.5]
     assert list(KEYS.keys()) == list(VALUES)

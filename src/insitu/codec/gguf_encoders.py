@@ -8,6 +8,7 @@ Always true: what merging or searching may give holds no control token and no ma
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +22,13 @@ from insitu.codec.vocabulary import MergeFault, TokenType, build_bpe
 from insitu.weights.errors import UnsupportedModelError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from insitu.codec.gguf_tokens import GGUFTokens
+    from insitu.weights.metadata import Metadata
 
 _LINES = re.compile(r"[^\n]+|\n+")
+_MERGES = KEY + "merges"
 # What no text can spell: a space never is part of a word.
 _UNKNOWN = "[UNK] "
 _BYTE_LEVEL_TYPES = frozenset(set(TokenType) - {TokenType.BYTE})
@@ -94,19 +97,28 @@ def _family(tokens: GGUFTokens) -> Family:
 def _bpe(tokens: GGUFTokens, normal: dict[str, int], **options: Any) -> Any:
     from tokenizers import Tokenizer  # noqa: PLC0415 - slow to import
 
-    key = KEY + "merges"
-    lines: list[str] = tokens.metadata.strings(key)
-    merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
-    if not set(map(len, merges)) <= {2}:
-        index = next(i for i, parts in enumerate(merges) if len(parts) != 2)
-        message = f"is {shown(lines[index])}, not two parts with a space between"
-        raise tokens.metadata.fault(f"{key}[{index}]", message)
     whole = [*tokens.of(TokenType.CONTROL), *tokens.of(TokenType.USER_DEFINED)]
     added = {tokens.pieces[token_id]: token_id for token_id in whole}
     try:
-        return Tokenizer(build_bpe(normal, merges, added, **options))
+        return Tokenizer(build_bpe(normal, _Merges(tokens.metadata), added, **options))
     except MergeFault as fault:
-        raise tokens.metadata.fault(f"{key}[{fault.index}]", fault.reason) from fault
+        raise tokens.metadata.fault(f"{_MERGES}[{fault.index}]", fault.reason) from fault
+
+
+class _Merges(Sequence[tuple[str, ...]]):
+    """Both parts of each merge, made as the library goes through them; a list is 300 bytes each."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def __len__(self) -> int:
+        return self._metadata.length(_MERGES)
+
+    def __getitem__(self, index: Any) -> Any:  # what makes it a sequence to the library
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return map(tuple, map(str.split, self._metadata.each_string(_MERGES), repeat(" ")))
 
 
 def _sentencepiece(tokens: GGUFTokens) -> Encoder:
@@ -129,8 +141,8 @@ def _sentencepiece(tokens: GGUFTokens) -> Encoder:
 def _ranked(tokens: GGUFTokens) -> Encoder:
     """Gemma 4's: merges by rank over whole lines, spaces written as word marks."""
     normal = spellings(tokens, tokens.of(TokenType.NORMAL))
-    lines: list[str] = tokens.metadata.strings(KEY + "merges")
-    merger = RankedMerger(normal, dict(zip(lines, range(len(lines)), strict=True)), tokens.byte_ids)
+    ranks = {line: rank for rank, line in enumerate(tokens.metadata.each_string(_MERGES))}
+    merger = RankedMerger(normal, ranks, tokens.byte_ids)
 
     def encode_plain(text: str, _: bool) -> list[int]:
         ids: list[int] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from insitu.codec.gguf_encoders import KINDS
 from insitu.codec.gguf_tokens import KEY, GGUFTokens, named_ids, spellings, types_of
+from insitu.codec.pieces import Pieces
 from insitu.codec.vocabulary import TokenType, Vocabulary, texts_among
 from insitu.weights.errors import UnsupportedModelError, shown
 
@@ -64,7 +65,7 @@ def _vocabulary(tokens: GGUFTokens, encoder: Encoder) -> Vocabulary:
     prefix_ids, suffix_ids = _around(tokens, encoder)
     control_ids = frozenset(tokens.of(TokenType.CONTROL))
     return Vocabulary(
-        pieces=pieces,
+        pieces=Pieces(pieces),
         added=added,
         texts=texts,
         control_ids=control_ids,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from insitu.codec import gguf_vocabulary, tokenizer_json
 from insitu.codec.vocabulary import UnencodableText
+from insitu.heap import give_back
 from insitu.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -32,13 +33,19 @@ _NFC_SHRINKS = 3
 
 
 def load_tokenizer(source: TensorSource) -> Tokenizer:
-    """The tokenizer of a model file or folder."""
+    """The tokenizer of a model file or folder; what reading it took besides is given back."""
     with _without_collecting():
-        if source.format == "gguf":
-            return Tokenizer(gguf_vocabulary.read_vocabulary(source.path, source.metadata))
-        vocabulary = tokenizer_json.read_vocabulary(source.path, source.file, _end_ids_file(source))
-        # An embedding often has more rows than there are tokens; those ids stand for nothing.
-        return Tokenizer(vocabulary, source.metadata.integer("vocab_size", 0, minimum=0))
+        tokenizer = _read_tokenizer(source)
+    give_back()
+    return tokenizer
+
+
+def _read_tokenizer(source: TensorSource) -> Tokenizer:
+    if source.format == "gguf":
+        return Tokenizer(gguf_vocabulary.read_vocabulary(source.path, source.metadata))
+    vocabulary = tokenizer_json.read_vocabulary(source.path, source.file, _end_ids_file(source))
+    # An embedding often has more rows than there are tokens; those ids stand for nothing.
+    return Tokenizer(vocabulary, source.metadata.integer("vocab_size", 0, minimum=0))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from insitu.codec.pieces import Pieces
 from insitu.codec.tokenizer_parts import FILE, TokenizerFile, build_engine
 from insitu.codec.vocabulary import Vocabulary, texts_among
 from insitu.weights.errors import ModelFileError, shown
@@ -84,7 +85,7 @@ class _Reader:
         engine = build_engine(self._file, normal, whole)
         prefix_ids, suffix_ids = self._around(whole, texts)
         return Vocabulary(
-            pieces=pieces,
+            pieces=Pieces(pieces),
             added=added,
             texts={token: whole[token] for token in in_text},
             control_ids=frozenset(whole[token] for token in special),

@@ -12,9 +12,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from insitu.codec.byte_map import mapped_bytes
+from insitu.weights.errors import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 # What Gemma's vocabularies hold a token for, as for "\n\n": markup of ordinary text.
 _MARKUP = frozenset(
@@ -63,7 +64,7 @@ class Vocabulary:
     form of the text, shorter by any factor; ``is_normalized``: its NFC form.
     """
 
-    pieces: list[str]
+    pieces: Sequence[str]
     added: dict[str, int]
     control_ids: frozenset[int]
     padding_ids: frozenset[int]
@@ -112,7 +113,7 @@ class MergeFault(Exception):
 
 def build_bpe(
     normal: dict[str, int],
-    merges: list[tuple[str, str]],
+    merges: Collection[tuple[str, ...]],
     added: dict[str, int],
     **options: Any,
 ) -> Any:
@@ -122,7 +123,7 @@ def build_bpe(
     """
     from tokenizers import models  # noqa: PLC0415 - slow to import
 
-    def build(rules: list[tuple[str, str]]) -> Any:
+    def build(rules: Any) -> Any:
         return models.BPE(vocab=normal, merges=rules, **options)
 
     try:
@@ -132,8 +133,11 @@ def build_bpe(
         # Exception, at a merge that makes more than its longest token.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        kept = []
-        for index, (left, right) in enumerate(merges):
+        kept: list[tuple[str, ...]] = []
+        for index, parts in enumerate(merges):
+            if len(parts) != 2:
+                raise MergeFault(index, f"is {shown(' '.join(parts))}, not two parts") from None
+            left, right = parts
             unknown = [part for part in (left, right, left + right) if part not in normal]
             if not unknown:
                 kept.append((left, right))

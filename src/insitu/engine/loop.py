@@ -15,7 +15,6 @@ when it returns their blocks are freed and the rest goes on.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import sys
 import threading
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 from insitu.engine.scheduler import require_fit
 from insitu.engine.sequence import Output, Prompt
 from insitu.engine.watchdog import Watchdog
+from insitu.heap import tune_heap
 from insitu.measures import EngineStats
 from insitu.refusal import Refusal, RequestFailed
 
@@ -44,11 +44,6 @@ logger = logging.getLogger("insitu.engine")
 # A thread that waits for the GIL asks for it after this long. With Python's 5 ms every step would
 # wait that long for a busy thread.
 SWITCH_INTERVAL_S = 1e-4
-
-# Of glibc's malloc (its malloc.h). Blocks from so many bytes on are mapped each and unmapped when
-# they are freed: left to itself it keeps some, and more for every thread that has its own arena.
-_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 256 * 2**10
-_M_ARENA_MAX, _MAX_ARENAS = -8, 2
 
 # A step of 512 tokens through a large model on a slow machine takes a minute or two.
 STEP_TIMEOUT_S = 300.0
@@ -71,10 +66,7 @@ def tune_process() -> None:
     Steps are steady, and memory that was let go of goes back to the system.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc's
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-        mallopt(_M_ARENA_MAX, _MAX_ARENAS)
+    tune_heap()
 
 
 _LATE = "A step of the engine has not returned in time (--step-timeout-s)."

@@ -33,10 +33,10 @@ TOKENS_WHILE_DECODING = 64
 TOKENS_ALONE = 512
 # The KV cache that is asked for when nothing is: this many tokens, or one whole sequence.
 DEFAULT_KV_TOKENS = 16 * 2048
-# Python, its libraries, a vocabulary of 50,000 (measured with smollm2-135m: RssAnon of a server
-# less everything else in this plan), and what each further token of vocabulary takes.
-PYTHON_BYTES = 64 * 2**20
-PYTHON_BYTES_PER_TOKEN = 600
+# Python and its libraries (measured with smollm2-135m: RssAnon of a server less everything else in
+# this plan), and what each token takes whose bytes were once asked for.
+PYTHON_BYTES = 42 * 2**20
+SPELLED_BYTES_PER_TOKEN = 150
 # A vocabulary as grammars need it, made when the first one is asked for (measured: 290 to 360).
 GRAMMAR_BYTES_PER_TOKEN = 360
 # Buffers of one connection: a small request body being read, a stream's queue.
@@ -220,17 +220,22 @@ def make_plan(
     wanted: Wanted,
     limit: Memory | None = None,
     defaults: SamplingDefaults | None = None,
+    vocabulary_bytes: int = 0,
 ) -> Plan:
     """Decide every setting that was left open, and count the bytes."""
-    planner = _Planner(model, wanted, memory_limit() if limit is None else limit)
+    limit = memory_limit() if limit is None else limit
+    planner = _Planner(model, wanted, limit, vocabulary_bytes)
     return planner.plan(defaults or SamplingDefaults())
 
 
 class _Planner:
     """Decides in order: fixed costs, then the KV pool, then what a sequence may be long."""
 
-    def __init__(self, model: LoadedModel, wanted: Wanted, limit: Memory) -> None:
+    def __init__(
+        self, model: LoadedModel, wanted: Wanted, limit: Memory, vocabulary_bytes: int
+    ) -> None:
         self.model, self.wanted, self.limit = model, wanted, limit
+        self.vocabulary_bytes = vocabulary_bytes
         self.program = lower(model.program)
         self.kv: KVLayout = kv_layout(
             model.spec, block_size=wanted.block_size, dtype=wanted.kv_cache_dtype
@@ -323,8 +328,8 @@ class _Planner:
         return 4 * num_mask_words(self.model.spec.vocab_size) * self.max_num_seqs
 
     def _items(self, sizes: NativeSizes) -> tuple[PlanItem, ...]:
-        num_further = max(0, self.model.spec.vocab_size - 50_000)
-        python_bytes = PYTHON_BYTES + num_further * PYTHON_BYTES_PER_TOKEN
+        vocab_size = self.model.spec.vocab_size
+        spelled_bytes = vocab_size * SPELLED_BYTES_PER_TOKEN if self.vocabulary_bytes else 0
         connections = self.max_num_seqs * CONNECTIONS_PER_SEQUENCE * CONNECTION_BYTES
         activation_bytes = sizes.arena_bytes - sizes.logits_bytes
         return (
@@ -335,8 +340,9 @@ class _Planner:
             PlanItem("logits", 0, sizes.logits_bytes),
             PlanItem("token masks", 0, self._mask_bytes()),
             PlanItem("scratch", 0, sizes.scratch_bytes),
-            PlanItem("grammars", 0, self.model.spec.vocab_size * GRAMMAR_BYTES_PER_TOKEN),
-            PlanItem("Python", python_bytes, python_bytes),
+            PlanItem("vocabulary", self.vocabulary_bytes, self.vocabulary_bytes + spelled_bytes),
+            PlanItem("grammars", 0, vocab_size * GRAMMAR_BYTES_PER_TOKEN),
+            PlanItem("Python", PYTHON_BYTES, PYTHON_BYTES),
             PlanItem("connections", 0, connections),
             PlanItem("large bodies", 0, self.wanted.body_bytes),
         )

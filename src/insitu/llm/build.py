@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.chat import load_chat_template
 from insitu.codec.tokenizer import load_tokenizer
+from insitu.codec.vocabulary_bytes import vocabulary_bytes
 from insitu.engine.loop import STEP_TIMEOUT_S
 from insitu.engine.plan import Plan, Wanted, make_plan
 from insitu.engine.start import start_engine
@@ -49,7 +50,7 @@ def plan(path: Path, **settings: Any) -> Planned:
     source = open_source(path)
     try:
         model = load_model(source, wanted.max_model_len)
-        made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
+        made = _plan(source, model, wanted)
         return Planned(made, f"sha256:{source.digest()}", source.size_bytes)
     finally:
         source.close()
@@ -73,7 +74,7 @@ def build(
     source = open_source(path)
     try:
         model = load_model(source, wanted.max_model_len)
-        made = make_plan(model, wanted, defaults=_sampling_defaults(source, wanted))
+        made = _plan(source, model, wanted)
         tokenizer = load_tokenizer(source)
         template = load_chat_template(source, tokenizer)
         _require_rows(source, tokenizer, model)
@@ -109,6 +110,11 @@ def build(
     )
     has_prefix_cache = wanted.prefix_caching == "on"
     return TextGenerator(loop, preparer, lambda: card, made, has_prefix_cache=has_prefix_cache)
+
+
+def _plan(source: TensorSource, model: LoadedModel, wanted: Wanted) -> Plan:
+    defaults = _sampling_defaults(source, wanted)
+    return make_plan(model, wanted, defaults=defaults, vocabulary_bytes=vocabulary_bytes(source))
 
 
 def _sampling_defaults(source: TensorSource, wanted: Wanted) -> SamplingDefaults | None:

@@ -18,6 +18,7 @@ import numpy as np
 from insitu.weights.errors import ModelFileError, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _U32 = struct.Struct("<I")
@@ -53,10 +54,10 @@ class TypedArray:
         """How many elements."""
         return len(self._array)
 
-    def values(self) -> list[Any]:
+    def __iter__(self) -> Iterator[Any]:
         """All elements."""
         items = self._array.tolist()
-        return [bool(item) for item in items] if self.kind == "boolean" else items
+        return iter([bool(item) for item in items] if self.kind == "boolean" else items)
 
 
 class StringArray:
@@ -72,10 +73,12 @@ class StringArray:
         """How many strings."""
         return len(self._ends)
 
-    def values(self) -> list[bytes]:
-        """All strings as bytes."""
-        data, ends = bytes(self._data), self._ends.tolist()
-        return [data[at + 8 : end] for at, end in zip([0, *ends], ends, strict=False)]
+    def __iter__(self) -> Iterator[bytes]:
+        """One string after the other."""
+        data, at = bytes(self._data), 0
+        for end in self._ends:
+            yield data[at + 8 : end]
+            at = end
 
 
 class Cursor:
@@ -191,7 +194,7 @@ class Cursor:
         count = self.count(f"count of {field}", 8, MAX_STRINGS - self._num_strings)
         self._num_strings += count
         data, at, unpack = self._data[self.at :], 0, _U64.unpack_from
-        ends = array("Q")
+        ends: array[int] = array("I" if len(data) < 1 << 32 else "Q")
         try:
             for _ in range(count):
                 at += 8 + unpack(data, at)[0]

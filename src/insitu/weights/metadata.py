@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from insitu.weights.errors import ModelFileError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import KeysView, Mapping, Sequence
+    from collections.abc import Iterator, KeysView, Mapping
     from pathlib import Path
 
 D = TypeVar("D")
@@ -33,7 +33,7 @@ class LazyArray(Protocol):
         """How many elements."""
         ...
 
-    def values(self) -> Sequence[Any]:
+    def __iter__(self) -> Iterator[Any]:
         """All elements; strings as bytes."""
         ...
 
@@ -109,22 +109,25 @@ class Metadata:
 
     def strings(self, key: str, default: D = REQUIRED) -> list[str] | D:
         """An array of strings, each valid UTF-8."""
-        items = self._items(key, "string")
-        if items is None:
-            return self._absent(key, default)
-        if items and type(items[0]) is bytes:
-            return self._decoded(key, items)
-        return [self._text(f"{key}[{index}]", item) for index, item in enumerate(items)]
+        return list(self.each_string(key)) if self.has(key) else self._absent(key, default)
 
-    def byte_strings(self, key: str, default: D = REQUIRED) -> list[bytes] | D:
-        """An array of strings as the bytes in the file, valid UTF-8 or not."""
-        items = self._items(key, "string")
-        if items is None:
-            return self._absent(key, default)
-        return [
-            item if type(item) is bytes else self._text(f"{key}[{index}]", item).encode()
-            for index, item in enumerate(items)
-        ]
+    def length(self, key: str) -> int:
+        """How many strings an array has that must be there."""
+        return len(self._given(key))
+
+    def each_string(self, key: str) -> Iterator[str]:
+        """The same one after the other, for those who need not hold all."""
+        array = self._given(key)
+        if isinstance(array, list):
+            for index, item in enumerate(array):
+                yield self._text(f"{key}[{index}]", item)
+            return
+        try:
+            yield from map(bytes.decode, array)
+        except UnicodeDecodeError as error:
+            index = next(i for i, item in enumerate(array) if item == error.object)
+            wanted = f"{shown(error.object)} is not valid UTF-8"
+            raise self.fault(f"{key}[{index}]", wanted) from error
 
     def integers(
         self,
@@ -144,7 +147,7 @@ class Metadata:
         if items:
             self._check_range(key, min(items), minimum, None)
             self._check_range(key, max(items), None, maximum)
-        return list(items)
+        return items
 
     def numbers(self, key: str, default: D = REQUIRED) -> list[float] | D:
         """An array of finite numbers. A typed array of integers is not one."""
@@ -152,7 +155,7 @@ class Metadata:
         if items is None:
             return self._absent(key, default)
         if set(map(type, items)) <= {float} and all(map(math.isfinite, items)):
-            return list(items)
+            return items
         return [self._number(f"{key}[{index}]", item) for index, item in enumerate(items)]
 
     def mapping(self, key: str) -> Metadata | None:
@@ -182,7 +185,17 @@ class Metadata:
             raise self.fault(key, "is missing")
         return default
 
-    def _items(self, key: str, kind: str) -> Sequence[Any] | None:
+    def _given(self, key: str) -> LazyArray | list[Any]:
+        array = self._array(key, "string")
+        if array is None:
+            raise self.fault(key, "is missing")
+        return array
+
+    def _items(self, key: str, kind: str) -> list[Any] | None:
+        array = self._array(key, kind)
+        return None if array is None else list(array)
+
+    def _array(self, key: str, kind: str) -> LazyArray | list[Any] | None:
         value = self._values.get(key)
         if value is None or isinstance(value, list):
             return value
@@ -191,7 +204,7 @@ class Metadata:
         array: LazyArray = value
         if array.kind != kind and len(array):
             raise self._wrong(key, value, f"an array of {kind}s")
-        return array.values()
+        return array
 
     def _text(self, key: str, value: object) -> str:
         if type(value) is not str:
@@ -201,20 +214,6 @@ class Metadata:
         except UnicodeEncodeError as error:
             raise self.fault(key, "holds an unpaired surrogate") from error
         return value
-
-    def _decoded(self, key: str, items: Sequence[bytes]) -> list[str]:
-        try:
-            # All at once where none holds the separator: half the time for a large vocabulary.
-            texts = b"\0".join(items).decode().split("\0")
-            return texts if len(texts) == len(items) else [item.decode() for item in items]
-        except UnicodeDecodeError:
-            for index, item in enumerate(items):
-                try:
-                    item.decode()
-                except UnicodeDecodeError as error:
-                    wanted = f"{shown(item)} is not valid UTF-8"
-                    raise self.fault(f"{key}[{index}]", wanted) from error
-            raise
 
     def _number(self, key: str, value: object) -> float:
         if type(value) is not int and type(value) is not float:

@@ -54,9 +54,11 @@ void check_batch(const Batch& b, const KvSpec& kv, const Limits& limits, int voc
   check_size("token_ids", b.num_tokens, 1, limits.max_num_tokens);
   check_size("seq_lens", b.num_seqs, 1, limits.max_num_seqs);
   check_size("logit_rows", b.num_logit_rows, 0, limits.max_num_logit_rows);
+  check_size("pooled_rows", b.num_pooled_rows, 0, limits.max_num_logit_rows);
   check_size("block_table's rows", b.max_blocks, 1, limits.max_blocks_per_seq);
   check_range("token_ids", b.token_ids, b.num_tokens, vocab_size);
   check_range("logit_rows", b.logit_rows, b.num_logit_rows, b.num_tokens);
+  check_range("pooled_rows", b.pooled_rows, b.num_pooled_rows, b.num_tokens);
   check_range("slot_mapping", b.slot_mapping, b.num_tokens, int64_t{limits.num_blocks} * kv.block_size);
   if (b.query_start_loc[0] != 0) refuse("query_start_loc", 0, b.query_start_loc[0], "needs 0");
   for (int s = 0; s < b.num_seqs; s++) {

@@ -16,7 +16,7 @@ struct Limits {
   int max_num_tokens, max_num_logit_rows, max_num_seqs, num_blocks, max_blocks_per_seq;
 };
 
-// T tokens of S sequences, each sequence's tokens in consecutive rows; R rows want logits.
+// T tokens of S sequences, each sequence's tokens in consecutive rows; R rows want logits, P their pooled row.
 struct Batch {
   int num_tokens, num_seqs, num_logit_rows, max_blocks;
   const int32_t* token_ids;        // [T]
@@ -26,6 +26,9 @@ struct Batch {
   const int32_t* query_start_loc;  // [S + 1]
   const int32_t* seq_lens;         // [S] tokens up to and including this step's
   const int32_t* logit_rows;       // [R] rows of T
+  int num_pooled_rows = 0;
+  const int32_t* pooled_rows = nullptr;  // [P] rows of T
+  float* pooled = nullptr;               // [P, width of the program's pooled rows] where a step puts them
 };
 
 // Throws std::invalid_argument naming the array at fault.

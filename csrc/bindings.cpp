@@ -36,10 +36,12 @@ const KernelTable& table_named(const std::string& isa) {
   return *table;
 }
 
-// (offset, stride, column, width, is_logit_rows, is_quantized)
+// (offset, stride, column, width, RowsOf, is_quantized)
 TensorRef tensor_from(nb::handle h) {
-  const auto t = nb::cast<std::tuple<size_t, int, int, int, bool, bool>>(h);
-  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t), std::get<4>(t), std::get<5>(t)};
+  const auto [offset, stride, column, width, rows, is_quantized] =
+      nb::cast<std::tuple<size_t, int, int, int, int, bool>>(h);
+  if (rows < 0 || rows > static_cast<int>(RowsOf::Pooled)) throw std::invalid_argument("a tensor of unknown rows");
+  return {offset, stride, column, width, static_cast<RowsOf>(rows), is_quantized};
 }
 
 OpKind kind_from(const std::string& name) {
@@ -125,6 +127,7 @@ ProgramSpec spec_from(const nb::dict& dict) {
   for (nb::handle linear : nb::cast<nb::list>(dict["linears"])) spec.linears.push_back(linear_from(linear));
   for (nb::handle vector : nb::cast<nb::list>(dict["vectors"])) spec.vectors.push_back(floats_from(vector));
   spec.logits = tensor_from(dict["logits"]);
+  if (dict.contains("pooled")) spec.pooled = tensor_from(dict["pooled"]);
   spec.arena_bytes = nb::cast<size_t>(dict["arena_bytes"]);
   return spec;
 }
@@ -181,6 +184,7 @@ class Handle {
     nb::gil_scoped_release release;
     executor_ = std::make_unique<Executor>(spec, kv_from(kv), limits_from(limits), threads, table);
     vocab_size_ = executor_->vocab_size();
+    pooled_width_ = executor_->pooled_width();
   }
 
   void close() {
@@ -201,8 +205,9 @@ class Handle {
     open().fill(linear, segment, raw, num_bytes);
   }
 
-  // arrays: token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows
-  using BatchArrays = std::tuple<Int32s, Int32s, Int32s, Array<const int32_t, 2>, Int32s, Int32s, Int32s>;
+  // arrays: token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows, pooled_rows, pooled
+  using BatchArrays =
+      std::tuple<Int32s, Int32s, Int32s, Array<const int32_t, 2>, Int32s, Int32s, Int32s, Int32s, Array<float, 2>>;
 
   void forward(const BatchArrays& arrays, Array<float, 2> logits) {
     const Batch batch = batch_from(arrays);
@@ -381,17 +386,20 @@ class Handle {
     return *executor_;
   }
 
-  static Batch batch_from(const BatchArrays& arrays) {
-    const auto& [token_ids, positions, slots, table, starts, lens, logit_rows] = arrays;
+  Batch batch_from(const BatchArrays& arrays) const {
+    const auto& [token_ids, positions, slots, table, starts, lens, logit_rows, pooled_rows, pooled] = arrays;
     const size_t num_tokens = token_ids.size(), num_seqs = lens.size();
     require_size("positions", positions.size(), num_tokens);
     require_size("slot_mapping", slots.size(), num_tokens);
     require_size("block_table", table.shape(0), num_seqs);
     require_size("query_start_loc", starts.size(), num_seqs + 1);
+    require_size("pooled", pooled.shape(0), pooled_rows.size());
+    if (pooled_rows.size() > 0) require_size("pooled[0]", pooled.shape(1), pooled_width_);
     if (table.shape(1) > INT32_MAX) throw std::invalid_argument("block_table is too wide");
     return {size_as_int(token_ids), size_as_int(lens), size_as_int(logit_rows), static_cast<int>(table.shape(1)),
             token_ids.data(),       positions.data(),  slots.data(),            table.data(),
-            starts.data(),          lens.data(),       logit_rows.data()};
+            starts.data(),          lens.data(),       logit_rows.data(),       size_as_int(pooled_rows),
+            pooled_rows.data(),     pooled.data()};
   }
 
   // What a step that was started reads and writes: kept until it is finished, whoever lets go of it.
@@ -403,7 +411,7 @@ class Handle {
 
   std::mutex mutex_;
   std::unique_ptr<Executor> executor_;
-  int vocab_size_ = 0;
+  int vocab_size_ = 0, pooled_width_ = 0;
   std::map<uint64_t, Given> given_;
   StepQueue queue_;  // last: its thread ends before what it uses
 };

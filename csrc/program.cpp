@@ -31,11 +31,16 @@ size_t packed_bytes(const ProgramSpec& spec) {
   return bytes;
 }
 
+// Of logits as many rows are wanted at most as pooled ones.
+size_t max_rows(const TensorRef& t, const Limits& limits) {
+  return t.rows == RowsOf::Tokens ? limits.max_num_tokens : limits.max_num_logit_rows;
+}
+
 // Floats a worker needs for rows on their way to being gated or quantised.
 size_t row_floats(const ProgramSpec& spec, const Limits& limits) {
   size_t most = 0;
   for (const Operator& op : spec.ops) {
-    const size_t rows = op.output.is_logit_rows ? limits.max_num_logit_rows : limits.max_num_tokens;
+    const size_t rows = max_rows(op.output, limits);
     if (op.is_gated || op.kind == OpKind::Experts) most = std::max(most, rows * 2 * kBlockOutputs);
     else if (is_norm(op.kind) && op.output.is_quantized) most = std::max(most, size_t(op.output.width));
   }
@@ -88,6 +93,10 @@ void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
                 op.inputs.size() == 1 && op.inputs[0].width == op.output.width,
             "route: needs up to 1024 experts and fewer active");
   if (op.kind == OpKind::Experts) check_experts(spec, op);
+  if (op.kind == OpKind::Take)
+    require(op.output.rows != RowsOf::Tokens && op.inputs.size() == 1 && op.inputs[0].rows == RowsOf::Tokens &&
+                op.inputs[0].width == op.output.width,
+            "take: needs rows of tokens");
   if (op.kind != OpKind::Attention) return;
   require(op.layer >= 0 && op.layer < kv.num_layers, "attention: layer is not in the cache");
   require(op.num_kv_heads == kv.num_kv_heads && op.head_dim == kv.head_dim, "attention: heads differ from the cache");
@@ -97,8 +106,7 @@ void check_op(const ProgramSpec& spec, const Operator& op, const KvSpec& kv) {
 
 // Whole tensors of the largest step must lie in the arena (Python planned it; this is memory's door).
 void check_tensor(const ProgramSpec& spec, const TensorRef& t, const Limits& limits) {
-  const size_t rows = t.is_logit_rows ? limits.max_num_logit_rows : limits.max_num_tokens;
-  const size_t bytes = t.is_quantized ? size_t{1} : rows * t.stride * sizeof(float);
+  const size_t bytes = t.is_quantized ? size_t{1} : max_rows(t, limits) * t.stride * sizeof(float);
   require(t.width >= 1 && t.column >= 0 && t.column + t.width <= t.stride && t.offset % kAlignment == 0 &&
               t.offset <= spec.arena_bytes && bytes <= spec.arena_bytes - t.offset,
           "a tensor lies outside the arena");
@@ -125,7 +133,11 @@ void check_spec(const ProgramSpec& spec, const KvSpec& kv, const Limits& limits,
     check_tensor(spec, op.output, limits);
   }
   check_tensor(spec, spec.logits, limits);
-  require(spec.logits.is_logit_rows && spec.logits.width == spec.logits.stride, "logits: needs whole logit rows");
+  require(spec.logits.rows == RowsOf::Logits && spec.logits.width == spec.logits.stride,
+          "logits: needs whole logit rows");
+  if (spec.pooled.width == 0) return;
+  check_tensor(spec, spec.pooled, limits);
+  require(spec.pooled.rows == RowsOf::Pooled && !spec.pooled.is_quantized, "pooled: needs pooled rows of floats");
 }
 
 }  // namespace
@@ -151,6 +163,7 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
       limits_(limits),
       ops_(spec.ops),
       logits_(spec.logits),
+      pooled_(spec.pooled),
       vocab_size_(spec.logits.width),
       sizes_(sizes(spec, kv, limits, threads.num_threads, table)),
       ahead_(std::make_unique<Ahead[]>(threads.num_threads)),
@@ -278,10 +291,12 @@ Batch Executor::checked(const Batch& given, const std::vector<int32_t>& chosen) 
 void Executor::forward(const Batch& batch, float* logits) {
   compute(batch);
   num_computed_rows_ = 0;
-  const size_t row_bytes = size_t{4} * vocab_size_;
-  for (int r = 0; r < batch.num_logit_rows; r++)
-    std::memcpy(logits + static_cast<size_t>(r) * vocab_size_, at(logits_) + static_cast<size_t>(r) * logits_.stride,
-                row_bytes);
+  copy_rows(logits_, batch.num_logit_rows, logits);
+}
+
+void Executor::copy_rows(const TensorRef& t, int num_rows, float* out) const {
+  for (ptrdiff_t r = 0; r < num_rows; r++)
+    std::memcpy(out + r * t.width, at(t) + r * t.stride, sizeof(float) * t.width);
 }
 
 void Executor::step(const Batch& batch, const Sampling& sampling, const Sampled& out) {
@@ -303,9 +318,11 @@ const std::vector<int32_t>& Executor::take_chosen() {
 void Executor::compute(const Batch& given, const std::vector<int32_t>& chosen) {
   num_computed_rows_ = 0;
   require(num_unfilled_ == 0, "a segment has no weights: its blocks were released");
+  require(given.num_pooled_rows == 0 || (pooled_.width > 0 && given.pooled), "pooled_rows: the program has none");
   const Batch batch = checked(given, chosen);
   const FloatControl control;
   run(batch);
+  copy_rows(pooled_, batch.num_pooled_rows, batch.pooled);
   num_computed_rows_ = batch.num_logit_rows;
 }
 
@@ -393,7 +410,8 @@ void Executor::run_op(const Operator& op, const Batch& batch) {
       });
     case OpKind::Take:
       return for_rows(rows, 0.1 * width, [&](int r, int) {
-        std::memcpy(out + r * stride, row_of(op.inputs[0], batch.logit_rows[r]), sizeof(float) * width);
+        const int row = op.output.rows == RowsOf::Pooled ? batch.pooled_rows[r] : batch.logit_rows[r];
+        std::memcpy(out + r * stride, row_of(op.inputs[0], row), sizeof(float) * width);
       });
   }
 }

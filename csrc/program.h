@@ -25,11 +25,14 @@ enum class OpKind {
   Take, Route, Experts, GateRows
 };
 
+// What a tensor has one row of: every token, or those whose logits or whose pooled rows are wanted.
+enum class RowsOf : int8_t { Tokens, Logits, Pooled };
+
 // Columns [column, column + width) of a tensor in the arena; quantised ones have only an offset.
 struct TensorRef {
   size_t offset = 0;            // bytes into the arena
   int32_t stride = 0, column = 0, width = 0;  // in elements of the owner
-  bool is_logit_rows = false;   // one row a logit row, not a token
+  RowsOf rows = RowsOf::Tokens;
   bool is_quantized = false;
 };
 
@@ -70,7 +73,7 @@ struct ProgramSpec {
   std::vector<Operator> ops;
   std::vector<RawLinear> linears;
   std::vector<std::vector<float>> vectors;
-  TensorRef logits;
+  TensorRef logits, pooled;     // a program without pooled rows has none of width
   size_t arena_bytes;
 };
 
@@ -111,6 +114,7 @@ class Executor {
   void wipe_block(int block);
 
   int vocab_size() const { return vocab_size_; }
+  int pooled_width() const { return pooled_.width; }
   const Sizes& sizes() const { return sizes_; }
   const uint8_t* packed(int linear, int segment, size_t* num_bytes) const;
 
@@ -148,6 +152,7 @@ class Executor {
   void compute(const Batch& batch, const std::vector<int32_t>& chosen);
   const std::vector<int32_t>& take_chosen();
   void run(const Batch& batch);
+  void copy_rows(const TensorRef& t, int num_rows, float* out) const;
   ThreadOptions with_prefetch(ThreadOptions threads);
   template <typename Body>
   void timed(size_t index, Body&& body);
@@ -168,13 +173,15 @@ class Executor {
 
   float* row_scratch(int worker) const { return row_scratch_ + static_cast<ptrdiff_t>(row_floats_) * worker; }
   float* at(const TensorRef& t) const { return reinterpret_cast<float*>(arena_.data() + t.offset) + t.column; }
-  int rows_of(const TensorRef& t, const Batch& b) const { return t.is_logit_rows ? b.num_logit_rows : b.num_tokens; }
+  static int rows_of(const TensorRef& t, const Batch& b) {
+    return t.rows == RowsOf::Tokens ? b.num_tokens : t.rows == RowsOf::Logits ? b.num_logit_rows : b.num_pooled_rows;
+  }
 
   const KernelTable& table_;
   const KvSpec kv_;
   const Limits limits_;
   std::vector<Operator> ops_;
-  TensorRef logits_;
+  TensorRef logits_, pooled_;
   int vocab_size_, num_token_ids_ = 0, num_positions_ = INT32_MAX, num_computed_rows_ = 0;
   Sizes sizes_;
   std::atomic<uint64_t> coming_{0};  // a phase's number << 32 | the weight that follows it + 1

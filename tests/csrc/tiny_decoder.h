@@ -35,14 +35,14 @@ class TinyDecoder {
  private:
   using Segments = std::initializer_list<std::pair<BlockType, int>>;
 
-  TensorRef place(int width, size_t bytes, bool is_logit_rows, bool is_quantized) {
-    const TensorRef t{spec.arena_bytes, width, 0, width, is_logit_rows, is_quantized};
+  TensorRef place(int width, size_t bytes, RowsOf rows, bool is_quantized) {
+    const TensorRef t{spec.arena_bytes, width, 0, width, rows, is_quantized};
     spec.arena_bytes += align_up(bytes);
     return t;
   }
-  int max_rows(bool is_logit_rows) const { return is_logit_rows ? limits_.max_num_logit_rows : limits_.max_num_tokens; }
-  TensorRef tensor(int width, bool is_logit_rows = false) {
-    return place(width, sizeof(float) * max_rows(is_logit_rows) * width, is_logit_rows, false);
+  int max_rows(RowsOf rows) const { return rows == RowsOf::Tokens ? limits_.max_num_tokens : limits_.max_num_logit_rows; }
+  TensorRef tensor(int width, RowsOf rows = RowsOf::Tokens) {
+    return place(width, sizeof(float) * max_rows(rows) * width, rows, false);
   }
   static TensorRef columns(TensorRef t, int column, int width) {
     t.column += column;
@@ -94,7 +94,7 @@ class TinyDecoder {
   TensorRef linear(TensorRef x, Segments segments, bool has_bias, const TensorRef* residual) {
     int width = 0;
     for (const auto& [type, n] : segments) width += n;
-    const TensorRef out = tensor(width, x.is_logit_rows);
+    const TensorRef out = tensor(width, x.rows);
     Operator& op = multiply(x, segments, has_bias, out);
     if (residual) op.inputs.push_back(*residual);
     op.has_residual = residual != nullptr;
@@ -110,7 +110,7 @@ class TinyDecoder {
       return out;
     }
     const bool is_quantized = activation_group(shape_.down) == 32;
-    const TensorRef out = is_quantized ? quantized(shape_.inner, 32, false) : tensor(shape_.inner);
+    const TensorRef out = is_quantized ? quantized(shape_.inner, 32, RowsOf::Tokens) : tensor(shape_.inner);
     Operator& op = multiply(h, up, false, out);
     op.is_gated = true;
     op.group = is_quantized ? 32 : 0;
@@ -131,11 +131,11 @@ class TinyDecoder {
     add(OpKind::Add, {x, mixed}, sum);
     return sum;
   }
-  TensorRef quantized(int width, int group, bool is_logit_rows) {
-    return place(width, table_.quantized_bytes(max_rows(is_logit_rows), width, group), is_logit_rows, true);
+  TensorRef quantized(int width, int group, RowsOf rows) {
+    return place(width, table_.quantized_bytes(max_rows(rows), width, group), rows, true);
   }
   TensorRef quantize(TensorRef x, int group) {
-    const TensorRef out = quantized(x.width, group, x.is_logit_rows);
+    const TensorRef out = quantized(x.width, group, x.rows);
     add(OpKind::QuantizeRows, {x}, out).group = group;
     return out;
   }
@@ -143,11 +143,16 @@ class TinyDecoder {
     std::vector<float> weights(x.width);
     for (float& w : weights) w = 1.0f + 0.25f * rng_.unit();
     spec.vectors.push_back(weights);
-    const TensorRef out = group ? quantized(x.width, group, x.is_logit_rows) : tensor(x.width, x.is_logit_rows);
+    const TensorRef out = group ? quantized(x.width, group, x.rows) : tensor(x.width, x.rows);
     Operator& op = add(OpKind::RmsNorm, {x}, out);
     op.vector = static_cast<int>(spec.vectors.size()) - 1;
     op.eps = 1e-5f;
     op.group = group;
+    return out;
+  }
+  TensorRef taken(TensorRef x, RowsOf rows) {
+    const TensorRef out = tensor(x.width, rows);
+    add(OpKind::Take, {x}, out);
     return out;
   }
   void rope(TensorRef x, TensorRef angles, int heads) {
@@ -201,10 +206,9 @@ class TinyDecoder {
       add(OpKind::Add, {x, down}, sum);
       x = sum;
     }
-    const TensorRef rows = tensor(s.hidden, true);
-    add(OpKind::Take, {x}, rows);
     const Segments head = {{s.head, s.vocab}};
-    spec.logits = linear(norm(rows, fused_group(head)), head, false, nullptr);
+    spec.logits = linear(norm(taken(x, RowsOf::Logits), fused_group(head)), head, false, nullptr);
+    spec.pooled = norm(taken(x, RowsOf::Pooled), 0);
   }
 
   const Shape shape_;

@@ -5,7 +5,7 @@ Not here: any check. Always true: the same seed gives the same weights; block id
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,9 +126,10 @@ def program(shape: Shape, seed: int = 0, *, poison: int | None = None) -> Progra
         up = p.linear(h, linear(rng, [up_type, up_type], [shape.inner, shape.inner], hidden))
         down = linear(rng, [down_type], [hidden], shape.inner)
         x = p.add(x, p.linear(p.gated("silu", up), down))
+    pooled = p.rms_norm(p.take(x, p.pooled_rows), norms[-1], 1e-5)
     rows = p.take(p.rms_norm(x, norms[-1], 1e-5), p.logit_rows)
     head = linear(rng, [head_type], [shape.vocab], hidden)
-    return p.output(p.linear(rows, head))
+    return p.output(p.linear(rows, head), pooled)
 
 
 def lowered(shape: Shape, seed: int = 0, *, poison: int | None = None) -> Program:
@@ -161,23 +162,29 @@ class ArrayBatch:
     query_start_loc: Int32
     seq_lens: Int32
     logit_rows: Int32
+    pooled_rows: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens [start, stop) of a sequence that owns ``blocks``; logits of its rows ``wanted``."""
+    """Tokens [start, stop) of a sequence that owns ``blocks``; logits of its rows ``wanted``.
+
+    And pooled rows of ``pooled``.
+    """
 
     tokens: Int32
     start: int
     stop: int
     blocks: Sequence[int]
     wanted: Sequence[int] = (-1,)
+    pooled: Sequence[int] = ()
 
 
 def batch_of(works: Sequence[Work], block_size: int) -> ArrayBatch:
     """The batch in which these works run together, in order."""
     ids, positions, slots, starts = [], [], [], [0]
     logit_rows: list[int] = []
+    pooled_rows: list[int] = []
     width = max(len(w.blocks) for w in works)
     table = np.zeros((len(works), width), np.int32)
     for index, w in enumerate(works):
@@ -188,6 +195,7 @@ def batch_of(works: Sequence[Work], block_size: int) -> ArrayBatch:
             slots.append(w.blocks[position // block_size] * block_size + position % block_size)
         first, num = starts[-1], w.stop - w.start
         logit_rows.extend(first + range(num)[i] for i in w.wanted)
+        pooled_rows.extend(first + range(num)[i] for i in w.pooled)
         starts.append(first + num)
     return ArrayBatch(
         np.array(ids, np.int32),
@@ -197,6 +205,7 @@ def batch_of(works: Sequence[Work], block_size: int) -> ArrayBatch:
         np.array(starts, np.int32),
         np.array([w.stop for w in works], np.int32),
         np.array(logit_rows, np.int32),
+        np.array(pooled_rows, np.int32),
     )
 
 

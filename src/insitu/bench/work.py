@@ -97,7 +97,11 @@ def operator_name(kind: str, weight_name: str) -> str:
 def _operators(
     program: Program, kv: KVLayout, spans: Sequence[Span], num_logit_rows: int
 ) -> Iterator[tuple[str, Work]]:
-    num_rows = {Rows.TOKENS: sum(span.num_tokens for span in spans), Rows.LOGITS: num_logit_rows}
+    num_rows = {
+        Rows.TOKENS: sum(span.num_tokens for span in spans),
+        Rows.LOGITS: num_logit_rows,
+        Rows.POOLED: 0,
+    }
     for op in program.ops:
         if op.kind == "linear":
             weight: PackedLinear = op.weight

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from insitu.engine.block_pool import BlockPool
     from insitu.engine.runner import Runner, Underway
     from insitu.engine.scheduler import StepBudget
-    from insitu.engine.sequence import SampledToken, Scheduled
+    from insitu.engine.sequence import Made, Scheduled
     from insitu.engine.stats import Stats
 
 logger = logging.getLogger("insitu.engine")
@@ -150,7 +150,7 @@ class Engine:
             logger.exception("a step could not be started")
             return _Step(scheduled, started_s)
 
-    def _finish(self, step: _Step) -> list[SampledToken | Exception | None]:
+    def _finish(self, step: _Step) -> list[Made | Exception | None]:
         if step.underway is not None:
             try:
                 return self.runner.finish(step.underway)
@@ -174,7 +174,7 @@ class Engine:
         self.scheduler.take_back(ahead.scheduled)
         self._ahead = None
 
-    def _run_alone(self, item: Scheduled) -> SampledToken | Exception | None:
+    def _run_alone(self, item: Scheduled) -> Made | Exception | None:
         if item.sequence.num_started_tokens < item.end:  # preempted since, to be made again
             return None
         try:

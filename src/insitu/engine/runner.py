@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from insitu.engine.sampler import SamplingRows
+from insitu.engine.sequence import Embedded
 from insitu.models.batch import Batch
+from insitu.refusal import RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
-    from insitu.engine.sequence import SampledToken, Scheduled
-    from insitu.kernels.native import Started
+    from insitu.engine.sequence import Made, Scheduled
+    from insitu.kernels.native import Float32, Started
     from insitu.kernels.program import BatchArrays
     from insitu.kernels.sampling import SamplingArrays, StepResult
 
@@ -45,8 +47,8 @@ class Runner(Protocol):
         """Begin a step, once that of ``before``, which is under way, has ended."""
         ...
 
-    def finish(self, underway: Underway) -> list[SampledToken | Exception | None]:
-        """Wait for it. One entry a share: its token, its own failure, or None: none was wanted."""
+    def finish(self, underway: Underway) -> list[Made | Exception | None]:
+        """Wait for it. One entry a share: its token or vector, its own failure, or None."""
         ...
 
     def drop(self, underway: Underway) -> None:
@@ -112,8 +114,8 @@ class BatchRunner:
         self._sampling.begin(scheduled)
         return Underway(scheduled, self._native.start(batch, self._sampling.arrays()))
 
-    def finish(self, underway: Underway) -> list[SampledToken | Exception | None]:
-        """Wait for a step, and read what it chose; masks are filled while it runs."""
+    def finish(self, underway: Underway) -> list[Made | Exception | None]:
+        """Wait for a step, and read what it made; masks are filled while it runs."""
         scheduled = underway.scheduled
         started: Started = underway.handle
         arrays = None
@@ -125,7 +127,14 @@ class BatchRunner:
             self._native.finish(started)
         result = started.result if arrays is None else self._native.choose(arrays)
         assert result is not None
-        return self._sampling.sampled_tokens(scheduled, result)
+        tokens = self._sampling.sampled_tokens(scheduled, result)
+        if not len(started.pooled):
+            return tokens
+        vectors = iter(started.pooled)
+        return [
+            _embedded(item, next(vectors)) if item.is_pooled else token
+            for item, token in zip(scheduled, tokens, strict=True)
+        ]
 
     def drop(self, underway: Underway) -> None:
         """Wait for a step, whatever became of it."""
@@ -148,11 +157,11 @@ class BatchRunner:
 
 
 def batch_of(scheduled: Items[Scheduled], block_size: int, before: Items[Scheduled] = ()) -> Batch:
-    """The arrays of a step that follows the one of ``before``; T, S and R as in ``Batch``.
+    """The arrays of a step that follows the one of ``before``; T, S, R and P as in ``Batch``.
 
     Most shares are one token: plain lists are the quickest way there.
     """
-    ends = accumulate(item.num_rows for item in before)
+    ends = accumulate(item.num_logit_rows for item in before)
     coming = {
         item.sequence: -row for item, row in zip(before, ends, strict=True) if item.has_logits
     }
@@ -161,6 +170,7 @@ def batch_of(scheduled: Items[Scheduled], block_size: int, before: Items[Schedul
     slots: list[int] = []
     starts, seq_lens = [0], []
     logit_rows: list[int] = []
+    pooled_rows: list[int] = []
     most_blocks = max(len(item.sequence.block_ids) for item in scheduled)
     block_table = np.zeros((len(scheduled), most_blocks), np.int32)
     for index, item in enumerate(scheduled):
@@ -179,8 +189,8 @@ def batch_of(scheduled: Items[Scheduled], block_size: int, before: Items[Schedul
         starts.append(len(token_ids))
         seq_lens.append(end)
         logit_rows += (len(token_ids) - end + position for position in item.told)
-        if item.has_logits:
-            logit_rows.append(len(token_ids) - 1)
+        if item.is_made:
+            (pooled_rows if item.is_pooled else logit_rows).append(len(token_ids) - 1)
         block_table[index, : len(blocks)] = blocks
     return Batch(
         token_ids=np.array(token_ids, np.int32),
@@ -190,6 +200,17 @@ def batch_of(scheduled: Items[Scheduled], block_size: int, before: Items[Schedul
         query_start_loc=np.array(starts, np.int32),
         seq_lens=np.array(seq_lens, np.int32),
         logit_rows=np.array(logit_rows, np.int32),
+        pooled_rows=np.array(pooled_rows, np.int32),
+    )
+
+
+def _embedded(item: Scheduled, vector: Float32) -> Embedded | RequestFailed:
+    if np.isfinite(vector).all() and vector.any():
+        return Embedded(vector.tobytes())
+    return RequestFailed(
+        f"The model gave a number that is not finite for token {item.end}."
+        if vector.any()
+        else f"The model gave zeros for token {item.end}, which have no direction."
     )
 
 

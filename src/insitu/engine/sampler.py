@@ -33,7 +33,7 @@ from insitu.refusal import RequestFailed
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
-    from insitu.engine.sequence import Scheduled, Sequence
+    from insitu.engine.sequence import Made, Scheduled, Sequence
     from insitu.engine.shaper import Edits
     from insitu.kernels.sampling import MaskArrays, StepResult
     from insitu.types import TokenConstraint
@@ -126,12 +126,12 @@ class SamplingRows:
 
     def sampled_tokens(
         self, scheduled: Items[Scheduled], result: StepResult
-    ) -> list[SampledToken | Exception | None]:
+    ) -> list[Made | Exception | None]:
         """What each share sampled of what ``arrays`` asked for, or its own failure.
 
         Rows that look back are read before any others are begun.
         """
-        answer: list[SampledToken | Exception | None] = []
+        answer: list[Made | Exception | None] = []
         row = 0
         for item in scheduled:
             failure = _tell(item, result, row)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from insitu.engine.prefix import HashChain
-from insitu.engine.sequence import Output, SampledToken, Scheduled, Sequence
+from insitu.engine.sequence import Embedded, Output, SampledToken, Scheduled, Sequence
 from insitu.refusal import Refusal
 from insitu.types import FinishReason
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
     from insitu.engine.block_pool import BlockPool
+    from insitu.engine.sequence import Made
     from insitu.engine.stats import Stats
 
 
@@ -134,39 +135,41 @@ class Scheduler:
             if not self._hold_blocks(sequence, item.end):
                 break
             sequence.num_started_tokens = item.end
-            sequence.num_coming_tokens += item.has_logits
+            sequence.num_coming_tokens += item.is_made
             scheduled.append(item)
             num_left -= item.num_tokens
             rows_left -= item.num_rows
         return scheduled
 
     def update(
-        self, scheduled: Items[Scheduled], sampled: Items[SampledToken | Exception | None]
+        self, scheduled: Items[Scheduled], made: Items[Made | Exception | None]
     ) -> list[Output]:
-        """Take in what a step did; ``sampled`` holds one entry a scheduled share."""
+        """Take in what a step did; ``made`` holds one entry a scheduled share."""
         outputs = []
-        for item, token in zip(scheduled, sampled, strict=True):
+        for item, one in zip(scheduled, made, strict=True):
             sequence = item.sequence
-            sequence.num_coming_tokens -= item.has_logits
+            sequence.num_coming_tokens -= item.is_made
             if sequence.has_ended:  # while the step ran
                 continue
-            if isinstance(token, Exception):
-                outputs.append(self.fail(sequence, token))
+            if isinstance(one, Exception):
+                outputs.append(self.fail(sequence, one))
                 continue
             # None are there if it was preempted since; what was sampled stands.
             sequence.num_computed_tokens = min(item.end, sequence.num_started_tokens)
             num_prompt_tokens = len(sequence.prompt.token_ids)
             self._publish(sequence, min(sequence.num_computed_tokens, num_prompt_tokens))
-            if token is not None:
-                outputs.append(self._append(sequence, token))
-                outputs += self._append_forced(sequence, token.forced)
+            if isinstance(one, Embedded):
+                outputs.append(self._embedded(sequence, one))
+            elif one is not None:
+                outputs.append(self._append(sequence, one))
+                outputs += self._append_forced(sequence, one.forced)
         return outputs
 
     def take_back(self, scheduled: Items[Scheduled]) -> None:
         """Let a step that was scheduled not have been, before anything of it is taken in."""
         for item in scheduled:
             sequence = item.sequence
-            sequence.num_coming_tokens -= item.has_logits
+            sequence.num_coming_tokens -= item.is_made
             sequence.num_started_tokens = min(sequence.num_started_tokens, item.first)
 
     def fail(self, sequence: Sequence, error: Exception) -> Output:
@@ -192,6 +195,15 @@ class Scheduler:
             choice=sequence.choice,
             num_cached_tokens=sequence.num_cached_tokens or 0,
             prompt_tokens=tuple(sequence.prompt_tokens) if sequence.num_output_tokens == 1 else (),
+        )
+
+    def _embedded(self, sequence: Sequence, made: Embedded) -> Output:
+        self.abort(sequence)
+        return Output(
+            sequence.prompt.request_id,
+            finish_reason=FinishReason.STOP,
+            num_cached_tokens=sequence.num_cached_tokens or 0,
+            vector=made.vector,
         )
 
     def _append_forced(self, sequence: Sequence, token_ids: Items[int]) -> list[Output]:

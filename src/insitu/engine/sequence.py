@@ -31,13 +31,15 @@ class Prompt:
     choice has its own copy of the ``constraint``, which must be in its first state. Blocks are
     shared with prompts of the same ``cache_salt``, with None by nobody; those of the output only
     where ``shares_output`` says that the caller will see all of it. A lower ``priority`` runs
-    earlier.
+    earlier. A prompt that ``is_embedded`` is computed to its end and not continued: what comes of it
+    is the last token's pooled row; its ``max_tokens`` is 1.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     max_tokens: int
     seed: int
+    is_embedded: bool = False
     num_choices: int = 1
     temperature: float = 1.0
     top_k: int | None = None
@@ -73,11 +75,22 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """What a prompt was made into: float32 numbers of a unit vector, in this machine's order."""
+
+    vector: bytes
+
+
+Made = SampledToken | Embedded
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """What a choice gained in a step, or how it ended: ``finish_reason`` or ``error`` is last.
 
     ``num_cached_tokens`` of the prompt were found computed when the choice first ran. With a first
     choice's first token come the ``prompt_tokens`` from the second on, where they were asked for.
+    A prompt that is embedded gives one output, with its ``vector``.
     """
 
     request_id: str
@@ -87,6 +100,7 @@ class Output:
     choice: int = 0
     num_cached_tokens: int = 0
     prompt_tokens: tuple[SampledToken, ...] = ()
+    vector: bytes | None = None
 
     @property
     def is_last(self) -> bool:
@@ -181,15 +195,26 @@ class Sequence:
 class Scheduled:
     """A sequence's share of one step: ``num_tokens`` tokens from the ``first`` on.
 
-    ``has_logits``: they are its last ones, so a token is sampled after them. After its tokens from
-    ``first_told`` on, the log-probability of the prompt's next one is told.
+    ``is_made``: they are its last ones, so something is made after them: a token, or the vector
+    of a prompt that is embedded. After its tokens from ``first_told`` on, the log-probability of
+    the prompt's next one is told.
     """
 
     sequence: Sequence
     first: int
     num_tokens: int
-    has_logits: bool
+    is_made: bool
     first_told: int | None = None
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether a token is sampled after them."""
+        return self.is_made and not self.sequence.prompt.is_embedded
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a vector is made of them."""
+        return self.is_made and self.sequence.prompt.is_embedded
 
     @property
     def looks_back(self) -> bool:
@@ -209,6 +234,11 @@ class Scheduled:
         return range(self.first_told, min(self.end, len(self.sequence.prompt.token_ids) - 1))
 
     @property
-    def num_rows(self) -> int:
+    def num_logit_rows(self) -> int:
         """Rows of logits it takes."""
         return len(self.told) + self.has_logits
+
+    @property
+    def num_rows(self) -> int:
+        """The same with its pooled row: both have one budget."""
+        return len(self.told) + self.is_made

@@ -9,8 +9,9 @@ Float64 = npt.NDArray[np.float64]
 UInt32 = npt.NDArray[np.uint32]
 UInt8 = npt.NDArray[np.uint8]
 
-# token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows
-BatchTuple = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32]
+# token_ids, positions, slot_mapping, block_table, query_start_loc, seq_lens, logit_rows,
+# pooled_rows, and where those go
+BatchTuple = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32, Int32, Float32]
 # What one number a row says, in the order of sampling.SAMPLING_DTYPES
 SamplingTuple = tuple[npt.NDArray[Any], ...]
 # row_start, token_id, count, value, before, repetition, presence, frequency

@@ -37,8 +37,11 @@ def plan_memory(
     max_num_logit_rows: int,
     quantized: QuantizedBytes = quantized_bytes,
 ) -> MemoryPlan:
-    """Place tensors first-fit, in the order they are first written."""
-    max_rows = {Rows.TOKENS: max_num_tokens, Rows.LOGITS: max_num_logit_rows}
+    """Place tensors first-fit, in the order they are first written.
+
+    As many pooled rows are wanted at most as rows of logits.
+    """
+    max_rows = dict.fromkeys(Rows, max_num_logit_rows) | {Rows.TOKENS: max_num_tokens}
     offset_of: dict[Tensor, int] = {}
     end_bytes = 0
     placed: list[tuple[int, int, int]] = []  # (offset, end offset, last operator that needs it)
@@ -63,7 +66,7 @@ def _first_gap(placed: list[tuple[int, int, int]], size: int) -> int:
 
 def _lifetimes(program: Program) -> dict[Tensor, tuple[int, int]]:
     """Index of the first and last operator that touches each owner, in order of first write."""
-    inputs = {program.token_ids, program.positions, program.logit_rows}
+    inputs = program.inputs
     lifetimes: dict[Tensor, tuple[int, int]] = {}
     for index, op in enumerate(program.ops):
         for tensor in (*op.inputs, *op.outputs):
@@ -71,9 +74,9 @@ def _lifetimes(program: Program) -> dict[Tensor, tuple[int, int]]:
             if owner not in inputs:
                 first, _ = lifetimes.get(owner, (index, index))
                 lifetimes[owner] = (first, index)
-    if program.logits is not None:
-        owner = program.logits.owner
-        lifetimes[owner] = (lifetimes[owner][0], len(program.ops))
+    for output in program.outputs:
+        first, _ = lifetimes[output.owner]
+        lifetimes[output.owner] = (first, len(program.ops))
     return lifetimes
 
 

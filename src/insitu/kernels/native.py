@@ -33,6 +33,7 @@ ISAS = (
     *("avx512base", "avx512vnni", "avx512amx"),
 )
 _OUTPUTS = 32  # outputs of an n-block
+_ROWS = tuple(Rows)  # in the order of csrc/program.h
 _ATTRIBUTES = frozenset(
     (
         *("groups", "has_residual", "eps", "scale", "theta", "magnitude", "divisors", "group"),
@@ -50,7 +51,10 @@ class NativeError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one step may hold, and the blocks of the KV pool."""
+    """The most that one step may hold, and the blocks of the KV pool.
+
+    Pooled rows have the limit of logit rows.
+    """
 
     max_num_tokens: int
     max_num_logit_rows: int
@@ -87,10 +91,14 @@ class NativeSizes:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A step that was started, to be finished once; without ``result`` it chooses nothing."""
+    """A step that was started, to be finished once; without ``result`` it chooses nothing.
+
+    ``pooled`` are the batch's pooled rows, [P, width], once it is finished.
+    """
 
     number: int
     result: StepResult | None
+    pooled: Float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +173,25 @@ class _Lowering:
         self.linears: list[PackedLinear] = []
         self._indices: dict[int, int] = {}  # by identity
         self.vectors: list[Float32] = []
-        self._inputs = {program.token_ids, program.positions, program.logit_rows}
 
     def lower(self) -> dict[str, Any]:
         """The whole program."""
         ops = [self._operator(op) for op in self.program.ops]
-        return {
+        lowered: dict[str, Any] = {
             "ops": ops,
             "linears": [_linear(linear) for linear in self.linears],
             "vectors": self.vectors,
             "logits": self._tensor(self.logits),
             "arena_bytes": self.plan.size_bytes,
         }
+        if self.program.pooled is not None:
+            lowered["pooled"] = self._tensor(self.program.pooled)
+        return lowered
 
     def _operator(self, op: Op) -> dict[str, Any]:
         lowered: dict[str, Any] = {
             "kind": op.kind,
-            "inputs": [self._tensor(t) for t in op.inputs if t not in self._inputs],
+            "inputs": [self._tensor(t) for t in op.inputs if t not in self.program.inputs],
             "output": self._tensor(op.outputs[0]),
         }
         for key, value in op.attributes.items():
@@ -210,14 +220,14 @@ class _Lowering:
             self.linears.append(weight)
         return index
 
-    def _tensor(self, tensor: Tensor) -> tuple[int, int, int, int, bool, bool]:
+    def _tensor(self, tensor: Tensor) -> tuple[int, int, int, int, int, bool]:
         owner = tensor.owner
         return (
             self.plan.offset_of[owner],
             owner.width,
             tensor.column,
             tensor.width,
-            tensor.rows is Rows.LOGITS,
+            _ROWS.index(tensor.rows),
             tensor.dtype is not DType.F32,
         )
 
@@ -254,6 +264,7 @@ class Native:
         lowering = _Lowering(program, limits, self.isa)
         lowered = lowering.lower()
         self.vocab_size = lowering.logits.width
+        self.pooled_width = 0 if program.pooled is None else program.pooled.width
         self._executor = _native.Executor(
             lowered, _kv_tuple(kv), limits.as_tuple(), num_threads, self.isa, spin, pin
         )
@@ -282,14 +293,23 @@ class Native:
 
     def forward(self, batch: BatchArrays) -> Float32:
         """Logits of the wanted rows: [R, vocab_size]."""
-        arrays = _batch_tuple(batch)
+        logits, _ = self._forward(batch)
+        return logits
+
+    def pool(self, batch: BatchArrays) -> Float32:
+        """Pooled rows: [P, width]."""
+        _, pooled = self._forward(batch)
+        return pooled
+
+    def _forward(self, batch: BatchArrays) -> tuple[Float32, Float32]:
+        arrays = self._batch_tuple(batch)
         logits = np.empty((len(arrays[6]), self.vocab_size), np.float32)
         self._executor.forward(arrays, logits)
-        return logits
+        return logits, arrays[8]
 
     def step(self, batch: BatchArrays, sampling: SamplingArrays) -> StepResult:
         """Run the batch and choose a token for every logit row."""
-        arrays = _batch_tuple(batch)
+        arrays = self._batch_tuple(batch)
         wanted = wanted_tuple(sampling, self.vocab_size)
         result = StepResult.empty(len(arrays[6]), sampling)
         self._executor.step(arrays, wanted, result.as_tuple())
@@ -308,12 +328,14 @@ class Native:
         Without ``sampling`` it is computed only: ``choose`` follows once it is finished, before
         anything else is started.
         """
-        arrays = _batch_tuple(batch)
+        arrays = self._batch_tuple(batch)
+        pooled = arrays[8]
         if sampling is None:
-            return Started(self._executor.start_compute(arrays), None)
+            return Started(self._executor.start_compute(arrays), None, pooled)
         wanted = wanted_tuple(sampling, self.vocab_size)
         result = StepResult.empty(len(arrays[6]), sampling)
-        return Started(self._executor.start(arrays, wanted, result.as_tuple()), result)
+        number = self._executor.start(arrays, wanted, result.as_tuple())
+        return Started(number, result, pooled)
 
     def finish(self, started: Started) -> None:
         """Wait for a step that was started, until its result is there; raises what it raised."""
@@ -347,6 +369,20 @@ class Native:
         index = next(i for i, other in enumerate(self._linears) if other is linear)
         return self._executor.packed(index, segment)
 
+    def _batch_tuple(self, b: BatchArrays) -> _native.BatchTuple:
+        """In the order the extension takes them, with room for the pooled rows."""
+        return (
+            checked_array("token_ids", b.token_ids, np.int32, 1),
+            checked_array("positions", b.positions, np.int32, 1),
+            checked_array("slot_mapping", b.slot_mapping, np.int32, 1),
+            checked_array("block_table", b.block_table, np.int32, 2),
+            checked_array("query_start_loc", b.query_start_loc, np.int32, 1),
+            checked_array("seq_lens", b.seq_lens, np.int32, 1),
+            checked_array("logit_rows", b.logit_rows, np.int32, 1),
+            checked_array("pooled_rows", b.pooled_rows, np.int32, 1),
+            np.empty((len(b.pooled_rows), self.pooled_width), np.float32),
+        )
+
     def close(self) -> None:
         """Stop the threads and give all memory back; a step under way ends first."""
         self._executor.close()
@@ -362,15 +398,3 @@ def sample(
     # A copy: edits change the rows they are for.
     _native.sample(isa, logits.copy(), wanted, result.as_tuple(), num_threads)
     return result
-
-
-def _batch_tuple(b: BatchArrays) -> _native.BatchTuple:
-    return (
-        checked_array("token_ids", b.token_ids, np.int32, 1),
-        checked_array("positions", b.positions, np.int32, 1),
-        checked_array("slot_mapping", b.slot_mapping, np.int32, 1),
-        checked_array("block_table", b.block_table, np.int32, 2),
-        checked_array("query_start_loc", b.query_start_loc, np.int32, 1),
-        checked_array("seq_lens", b.seq_lens, np.int32, 1),
-        checked_array("logit_rows", b.logit_rows, np.int32, 1),
-    )

@@ -251,11 +251,12 @@ def add(a: Shaped, b: Shaped) -> int:
     return a.width
 
 
-def take(x: Shaped, logit_rows: Shaped) -> int:
+def take(x: Shaped, wanted: Shaped) -> int:
     """[T, width] and row indices to [R, width]."""
     _require_floats("take", x)
-    _require_column("take", logit_rows)
-    _require("take", [x, logit_rows], x.rows == "tokens", "takes rows of tokens")
+    _require_column("take", wanted)
+    holds = x.rows == "tokens" != wanted.rows
+    _require("take", [x, wanted], holds, "takes rows of tokens by rows that are wanted")
     return x.width
 
 

@@ -108,15 +108,15 @@ def _is_of_like_halves(linear: Op) -> bool:
 
 
 def _num_readers(program: Program) -> dict[Tensor, int]:
-    """How many operators read each tensor or a view of it (the logits are read once more)."""
+    """How many operators read each tensor or a view of it (outputs are read once more)."""
     readers: dict[Tensor, int] = {}
     for op in program.ops:
         for tensor in (*op.inputs, *op.outputs):
             readers.setdefault(tensor.owner, 0)
         for tensor in op.inputs:
             readers[tensor.owner] += 1
-    if program.logits is not None:
-        readers[program.logits.owner] += 1
+    for output in program.outputs:
+        readers[output.owner] += 1
     return readers
 
 

@@ -27,10 +27,11 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Rows(StrEnum):
-    """What a tensor has one row of: every token of the batch, or every row logits are wanted of."""
+    """What a tensor has one row of: every token, or those that logits or a pooled row are wanted of."""
 
     TOKENS = "tokens"
     LOGITS = "logits"
+    POOLED = "pooled"
 
 
 class DType(StrEnum):
@@ -90,7 +91,7 @@ class Op:
 
 
 class BatchArrays(Protocol):
-    """One step's work: T tokens of S sequences, a sequence's being consecutive; R logit rows."""
+    """One step's work: T tokens of S sequences, a sequence's being consecutive; R, P rows wanted."""
 
     @property
     def token_ids(self) -> Int32:
@@ -127,6 +128,11 @@ class BatchArrays(Protocol):
         """[R] rows of T that logits are wanted of."""
         ...
 
+    @property
+    def pooled_rows(self) -> Int32:
+        """[P] rows of T that pooled rows are wanted of."""
+        ...
+
 
 class Program:
     """Record operators in order; each method checks shapes and returns what the operator writes."""
@@ -136,16 +142,19 @@ class Program:
         self.token_ids = Tensor("token_ids", Rows.TOKENS, 1, DType.I32)
         self.positions = Tensor("positions", Rows.TOKENS, 1, DType.I32)
         self.logit_rows = Tensor("logit_rows", Rows.LOGITS, 1, DType.I32)
+        self.pooled_rows = Tensor("pooled_rows", Rows.POOLED, 1, DType.I32)
         self.logits: Tensor | None = None
+        self.pooled: Tensor | None = None
         # Set by quantize_activations: from then on the numeric definition holds.
         self.is_quantized = False
 
     def rewritten(self, ops: Sequence[Op], *, is_quantized: bool | None = None) -> Program:
-        """The same inputs and logits with other operators: what a pass returns."""
+        """The same inputs and outputs with other operators: what a pass returns."""
         program = Program()
         program.ops = list(ops)
         program.token_ids, program.positions = self.token_ids, self.positions
         program.logit_rows, program.logits = self.logit_rows, self.logits
+        program.pooled_rows, program.pooled = self.pooled_rows, self.pooled
         program.is_quantized = self.is_quantized if is_quantized is None else is_quantized
         return program
 
@@ -303,17 +312,29 @@ class Program:
         """a + b."""
         return self._record("add", (a, b), rules.add(a, b))
 
-    def take(self, x: Tensor, logit_rows: Tensor) -> Tensor:
-        """The rows of x that logits are wanted of: [R, width]."""
-        width = rules.take(x, logit_rows)
-        return self._record("take", (x, logit_rows), width, rows=Rows.LOGITS)
+    def take(self, x: Tensor, wanted: Tensor) -> Tensor:
+        """The rows of x that logits (or pooled rows) are wanted of: [R, width] or [P, width]."""
+        width = rules.take(x, wanted)
+        return self._record("take", (x, wanted), width, rows=wanted.rows)
 
-    def output(self, logits: Tensor) -> Program:
-        """Mark the tensor a step answers with."""
+    def output(self, logits: Tensor, pooled: Tensor | None = None) -> Program:
+        """Mark the tensors a step answers with; what only one of them needs runs for it alone."""
         if logits.rows is not Rows.LOGITS:
             raise rules.ShapeError(f"output({logits.name}): needs one row a logit row")
-        self.logits = logits
+        if pooled is not None and pooled.rows is not Rows.POOLED:
+            raise rules.ShapeError(f"output({pooled.name}): needs one row a pooled row")
+        self.logits, self.pooled = logits, pooled
         return self
+
+    @property
+    def inputs(self) -> frozenset[Tensor]:
+        """What a batch brings."""
+        return frozenset((self.token_ids, self.positions, self.logit_rows, self.pooled_rows))
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What a step answers with."""
+        return tuple(one for one in (self.logits, self.pooled) if one is not None)
 
     def _record(
         self,

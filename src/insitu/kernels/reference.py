@@ -18,7 +18,7 @@ import numpy.typing as npt
 from insitu.kernels import reference_attention, reference_experts, reference_linear
 from insitu.kernels.block_parts import Unpacked
 from insitu.kernels.blocks import BlockType, decode, unpack
-from insitu.kernels.program import GROUPS
+from insitu.kernels.program import GROUPS, Rows
 from insitu.kernels.reference_math import (
     LANES,
     QuantizedRows,
@@ -75,17 +75,32 @@ class Reference:
 
     def run(self, batch: BatchArrays) -> Float32:
         """One step: logits [R, vocab_size] of the batch's logit rows."""
-        logits = self._program.logits
-        if logits is None:
-            raise ValueError("the program has no output")
+        return self._run(batch, self._program.logits)
+
+    def pool(self, batch: BatchArrays) -> Float32:
+        """One step: the batch's pooled rows [P, width]."""
+        return self._run(batch, self._program.pooled)
+
+    def _run(self, batch: BatchArrays, wanted: Tensor | None) -> Float32:
+        if wanted is None:
+            raise ValueError("the program has no such output")
+        num_rows = {
+            Rows.TOKENS: len(batch.token_ids),
+            Rows.LOGITS: len(batch.logit_rows),
+            Rows.POOLED: len(batch.pooled_rows),
+        }
+        if num_rows[wanted.rows] == 0:
+            self._values[wanted.owner] = np.empty((0, wanted.owner.width), np.float32)
         # Hostile weights make NaN and Inf on purpose; they are answers here, not mistakes.
         with np.errstate(all="ignore"):
             for op in self._program.ops:
+                if num_rows[op.outputs[0].rows] == 0:
+                    continue
                 value, output = self._operators[op.kind](op, batch), op.outputs[0]
                 if output.dtype in GROUPS and not isinstance(value, QuantizedRows):
                     value = quantize(value, GROUPS[output.dtype])
                 self._write(output, value)
-        answer: Float32 = self._read(logits)
+        answer: Float32 = self._read(wanted)
         self._values.clear()
         return answer
 
@@ -271,7 +286,9 @@ class Reference:
         return np.asarray(a + b)
 
     def _take(self, op: Op, batch: BatchArrays) -> Float32:
-        return np.asarray(self._read(op.inputs[0])[batch.logit_rows])
+        is_pooled = op.inputs[1] is self._program.pooled_rows
+        rows = batch.pooled_rows if is_pooled else batch.logit_rows
+        return np.asarray(self._read(op.inputs[0])[rows])
 
 
 def _mean_square(x: Float32) -> Float32:

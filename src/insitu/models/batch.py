@@ -8,17 +8,18 @@ is C-contiguous int32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of S sequences, R of whose rows are wanted as logits."""
+    """T tokens of S sequences, R of whose rows are wanted as logits, P as pooled rows."""
 
     token_ids: Int32  # [T]
     positions: Int32  # [T]
@@ -27,6 +28,7 @@ class Batch:
     query_start_loc: Int32  # [S + 1]
     seq_lens: Int32  # [S] including this step's tokens
     logit_rows: Int32  # [R] indices into T
+    pooled_rows: Int32 = field(default_factory=lambda: _NONE)  # [P] indices into T
 
     def __post_init__(self) -> None:
         """Make every array what the kernels read."""

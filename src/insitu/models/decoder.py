@@ -1,4 +1,4 @@
-"""Record a decoder's forward pass: token ids in, logits of the wanted rows out.
+"""Record a decoder's forward pass: token ids in, logits or pooled rows of the wanted rows out.
 
 Not here: anything one family does differently, or files. Families fill ``DecoderSpec`` and
 ``Weights``; whether a norm or a bias is there is read off the weights.
@@ -9,6 +9,8 @@ Always true: the recorded Program is the float definition; passes quantise and f
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from insitu.kernels.program import Program
 from insitu.models.spec import MlpSpec, MoeSpec
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def record_decoder(spec: DecoderSpec, weights: Weights) -> Program:
-    """Record the forward pass: token ids in, logits of the wanted rows out."""
+    """Record the forward pass: token ids in, logits or pooled rows of the wanted rows out.
+
+    A pooled row is what the head would have read, in unit length.
+    """
     p = Program()
     angles = {
         rope: p.rope_angles(rope.dim, rope.theta, rope.divisors, rope.magnitude)
@@ -38,8 +43,9 @@ def record_decoder(spec: DecoderSpec, weights: Weights) -> Program:
         h = _mixed(p, layer.mlp, w.mlp, h)
         x = _joined(p, spec, x, _normed(p, spec, h, w.post_mlp_norm))
     # Rows first, then the norm: a row's norm depends on that row alone.
+    pooled = _unit(p, _normed(p, spec, p.take(x, p.pooled_rows), weights.final_norm))
     rows = _normed(p, spec, p.take(x, p.logit_rows), weights.final_norm)
-    return p.output(_logits(p, spec, p.linear(rows, weights.lm_head)))
+    return p.output(_logits(p, spec, p.linear(rows, weights.lm_head)), pooled)
 
 
 def _embedded(p: Program, spec: DecoderSpec, weights: Weights) -> Tensor:
@@ -57,6 +63,12 @@ def _normed(p: Program, spec: DecoderSpec, x: Tensor, norm: Norm | None) -> Tens
         return p.rms_norm(x, norm.weight, spec.norm.eps)
     assert norm.bias is not None
     return p.layer_norm(x, norm.weight, norm.bias, spec.norm.eps)
+
+
+def _unit(p: Program, x: Tensor) -> Tensor:
+    """Rows divided by their length; only rows of zeros keep theirs."""
+    weight = np.full(x.width, x.width**-0.5, np.float32)
+    return p.rms_norm(x, weight, float(np.finfo(np.float32).tiny))
 
 
 def _joined(p: Program, spec: DecoderSpec, x: Tensor, added: Tensor) -> Tensor:

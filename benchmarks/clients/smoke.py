@@ -1,5 +1,7 @@
 """Real clients against a running insitu: one chat each, streamed and whole, and the same text.
 
+Where a client embeds, a text's vector alone and beside another.
+
     pip install openai anthropic ollama litellm langchain-openai llm
     insitu serve smollm2-135m --port 8377 &
     python benchmarks/clients/smoke.py http://127.0.0.1:8377
@@ -18,6 +20,12 @@ from pathlib import Path
 
 PROMPT = "Name a river."
 MESSAGES = [{"role": "user", "content": PROMPT}]
+TEXTS = ["Name a river.", "A cat sits on the mat."]
+
+
+def shown(vector: list[float]) -> str:
+    """The first numbers, as far as all clients read them."""
+    return " ".join(f"{one:.6f}" for one in vector[:8])
 
 
 def openai_chat(url: str) -> tuple[str, str]:
@@ -63,6 +71,41 @@ def ollama_chat(url: str) -> tuple[str, str]:
     return whole, "".join(one.message.content for one in stream)
 
 
+def openai_embeddings(url: str) -> tuple[str, str]:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    packed = client.embeddings.create(model="default", input=TEXTS)
+    plain = client.embeddings.create(model="default", input=TEXTS[1], encoding_format="float")
+    return shown(packed.data[1].embedding), shown(plain.data[0].embedding)
+
+
+def ollama_embed(url: str) -> tuple[str, str]:
+    from ollama import Client
+
+    client = Client(host=url)
+    several = client.embed("default", TEXTS).embeddings
+    return shown(several[1]), shown(client.embeddings("default", TEXTS[1]).embedding)
+
+
+def litellm_embedding(url: str) -> tuple[str, str]:
+    from litellm import embedding
+
+    where = {"model": "openai/default", "api_base": f"{url}/v1", "api_key": "none"}
+    several = embedding(input=TEXTS, **where).data[1]["embedding"]
+    return shown(several), shown(embedding(input=TEXTS[1:], **where).data[0]["embedding"])
+
+
+def langchain_embeddings(url: str) -> tuple[str, str]:
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(
+        model="default", base_url=f"{url}/v1", api_key="none", check_embedding_ctx_length=False
+    )
+    several = embeddings.embed_documents(TEXTS)[1]
+    return shown(several), shown(embeddings.embed_query(TEXTS[1]))
+
+
 def litellm_chat(url: str) -> tuple[str, str]:
     from litellm import completion
 
@@ -101,11 +144,11 @@ def llm_chat(url: str) -> tuple[str, str]:
 
 
 CLIENTS = {
-    "openai": (openai_chat, openai_responses),
+    "openai": (openai_chat, openai_responses, openai_embeddings),
     "anthropic": (anthropic_messages,),
-    "ollama": (ollama_chat,),
-    "litellm": (litellm_chat,),
-    "langchain_openai": (langchain_chat,),
+    "ollama": (ollama_chat, ollama_embed),
+    "litellm": (litellm_chat, litellm_embedding),
+    "langchain_openai": (langchain_chat, langchain_embeddings),
     "llm": (llm_chat,),
 }
 

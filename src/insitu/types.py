@@ -115,6 +115,20 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """That a prompt's vector is wanted, not what follows the prompt.
+
+    Of the vector the first ``dimensions`` numbers (None: all), of length 1 together. A prompt of
+    more than ``max_tokens`` (None: the context's length) is refused, or its first tokens are taken
+    where it ``is_cut``.
+    """
+
+    dimensions: int | None = None
+    max_tokens: int | None = None
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a caller asked for. Exactly one of ``messages`` and ``prompt`` is given.
 
@@ -140,11 +154,14 @@ class Request:
     timeout_s: float | None = None
     cache_salt: str | None = None
     priority: int = 0
+    embedding: Embedding | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request turned into ids and ready to run; ``max_tokens`` and ``seed`` are resolved.
+
+    To embed a prompt takes no token beside its own: ``max_tokens`` is 0 then.
 
     ``prepare_s`` is the part of the request's ``timeout_s`` that is already spent. ``is_thinking``:
     the prompt ends where the model is to reason, for at most ``max_reasoning_tokens``.
@@ -222,7 +239,8 @@ class Delta:
     An answer is reasoning, then content and tool calls; the signs between them are in none of them.
     The last delta of a choice carries ``finish_reason`` and ``usage``, and ``reasoning_finish``
     where it reasoned; ``stop`` is the stop string that ended it. The first of choice 0 carries
-    ``prompt_logprobs`` where they were asked for, from the prompt's second token on.
+    ``prompt_logprobs`` where they were asked for, from the prompt's second token on. The only delta
+    of a prompt that is embedded carries its ``vector``: float32, the lowest byte first.
     """
 
     index: int = 0
@@ -236,6 +254,7 @@ class Delta:
     reasoning_finish: ReasoningFinish | None = None
     stop: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    vector: bytes | None = None
 
 
 def joined_calls(deltas: Iterable[Delta]) -> tuple[ToolCall, ...]:
@@ -289,7 +308,8 @@ class ModelCard:
 
     ``sampling_defaults``: what the model's file gives for the fields a request leaves out.
     ``has_tools`` and ``has_reasoning``: its chat template's form of either is known here;
-    ``has_guides``: answers can be made to match a schema or a grammar.
+    ``has_guides``: answers can be made to match a schema or a grammar. A prompt's vector has
+    ``embedding_size`` numbers.
     """
 
     name: str
@@ -306,6 +326,7 @@ class ModelCard:
     has_tools: bool = False
     has_reasoning: bool = False
     has_guides: bool = False
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

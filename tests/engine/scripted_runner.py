@@ -5,6 +5,7 @@ It checks what a kernel would need: positions without holes, and slots that nobo
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from insitu.engine.block_pool import BlockPool
 from insitu.engine.engine import Engine
 from insitu.engine.runner import Underway
 from insitu.engine.scheduler import StepBudget
-from insitu.engine.sequence import Prompt, SampledToken
+from insitu.engine.sequence import Embedded, Prompt, SampledToken
 from insitu.engine.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
-    from insitu.engine.sequence import Output, Scheduled, Sequence
+    from insitu.engine.sequence import Made, Output, Scheduled, Sequence
 
 VOCAB_SIZE = 1000
 BLOCK_SIZE = 4
@@ -29,6 +30,11 @@ BLOCK_SIZE = 4
 def next_token(token_ids: Items[int], seed: int) -> int:
     """What the scripted model says after these ids."""
     return hash((tuple(token_ids), seed)) % VOCAB_SIZE
+
+
+def vector_of(token_ids: Items[int]) -> bytes:
+    """What the scripted model makes of these ids."""
+    return struct.pack("q", hash(tuple(token_ids)))
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,8 @@ class ScriptedRunner:
     def __init__(self) -> None:
         self.cache: dict[int, int] = {}
         self.queue: deque[Underway] = deque()
-        self.ended: dict[int, list[SampledToken | Exception | None] | Exception] = {}
-        self.chosen: list[SampledToken | Exception | None] = []  # by the last step
+        self.ended: dict[int, list[Made | Exception | None] | Exception] = {}
+        self.chosen: list[Made | Exception | None] = []  # by the last step
         self.num_steps = 0
         self.max_tokens_seen = 0
         self.is_closed = False
@@ -84,7 +90,7 @@ class ScriptedRunner:
         self.queue.append(underway)
         return underway
 
-    def finish(self, underway: Underway) -> list[SampledToken | Exception | None]:
+    def finish(self, underway: Underway) -> list[Made | Exception | None]:
         """Run what was started until this one has ended."""
         while id(underway) not in self.ended:
             self._run_next()
@@ -118,7 +124,7 @@ class ScriptedRunner:
             ]
             self.ended[id(underway)] = chosen
 
-    def _run(self, shares: list[Share]) -> list[SampledToken | Exception | None]:
+    def _run(self, shares: list[Share]) -> list[Made | Exception | None]:
         """Store every token in its slot, then choose from what the slots hold."""
         if not self.gate.is_set():
             self.at_gate.set()
@@ -137,19 +143,21 @@ class ScriptedRunner:
         self.wiped -= set(written)
         return [self._run_one(one) for one in shares]
 
-    def _run_one(self, share: Share) -> SampledToken | Exception | None:
+    def _run_one(self, share: Share) -> Made | Exception | None:
         item, token_ids = share.item, share.token_ids
         if share.row is not None:
             token = self.chosen[share.row]
             token_ids = [*token_ids, token.token_id if isinstance(token, SampledToken) else 0]
         for position in range(item.first, item.end):
             self.cache[slot_of(share.block_ids, position)] = token_ids[position]
-        if not item.has_logits:
+        if not item.is_made:
             return None
         assert item.end == len(token_ids)
         if share.name in self.not_finite:
             return RuntimeError("not finite")
         past = [self.cache[slot_of(share.block_ids, position)] for position in range(item.end)]
+        if item.is_pooled:
+            return Embedded(vector_of(past))
         return SampledToken(next_token(past, share.seed))
 
     def copy_block(self, source: int, target: int) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from engine.scripted_runner import VOCAB_SIZE, expected_tokens, make_engine, make_prompt
+from engine.scripted_runner import (
+    VOCAB_SIZE,
+    expected_tokens,
+    make_engine,
+    make_prompt,
+    vector_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +37,7 @@ class Load:
     pauses: dict[int, int]
     throws: set[int]
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    vectors: dict[str, bytes] = field(default_factory=dict)
     ended: set[tuple[str, int]] = field(default_factory=set)
     aborted: set[tuple[str, int]] = field(default_factory=set)
 
@@ -82,6 +89,11 @@ class Load:
         for output in self.engine.step():
             key = (output.request_id, output.choice)
             assert key not in self.ended | self.aborted
+            if output.vector is not None:
+                self.vectors[output.request_id] = output.vector
+                assert output.is_last
+                self.ended.add(key)
+                continue
             assert output.token is not None
             self.tokens.setdefault(key, []).append(output.token.token_id)
             if output.is_last:
@@ -91,7 +103,12 @@ class Load:
 def prompt_of(  # noqa: PLR0917
     name: str, family: int, num_tokens: int, max_tokens: int, salt: int, choices: int, priority: int
 ) -> Prompt:
-    """A prompt that begins like all others of its family, with their seed."""
+    """A prompt that begins like all others of its family, with their seed; without choices of its
+    own it is embedded."""
+    if choices == 0:
+        embedded = make_prompt(f"family {family}", num_tokens, 1, seed=family)
+        salted = replace(embedded, request_id=name, cache_salt=SALTS[salt], priority=priority)
+        return replace(salted, is_embedded=True)
     alike = make_prompt(f"family {family}", num_tokens, max_tokens, seed=family)
     return replace(
         alike,
@@ -113,7 +130,7 @@ def prompt_of(  # noqa: PLR0917
                 st.integers(1, 40),
                 st.integers(1, 25),
                 st.integers(0, 2),
-                st.integers(1, 3),
+                st.integers(0, 3),
                 st.integers(0, 2),
             ),
             st.integers(0, 30),
@@ -163,5 +180,7 @@ def test_any_load_ends_once_each_without_leaks(  # noqa: PLR0917
         for choice in range(prompt.num_choices):
             key = (prompt.request_id, choice)
             assert key in load.ended | load.aborted
-            if key in load.ended:
+            if key in load.ended and prompt.is_embedded:
+                assert load.vectors[prompt.request_id] == vector_of(prompt.token_ids)
+            elif key in load.ended:
                 assert load.tokens[key] == expected_tokens(prompt, choice)

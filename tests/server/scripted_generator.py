@@ -6,6 +6,7 @@ Text is tokenised a character a token, id = code point. The last user text choos
 from __future__ import annotations
 
 import asyncio
+import struct
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,13 @@ CARD = ModelCard(
     vocab_size=0x110000,
     numeric_settings={"kv_cache_dtype": "f16"},
     has_chat_template=True,
+    embedding_size=4,
 )
+
+
+def vector_of(ids: Sequence[int], dimensions: int | None = None) -> bytes:
+    """What the script makes of ids: 0.6, 0.8, how many there are, and 0.1."""
+    return struct.pack("<4f", 0.6, 0.8, len(ids), 0.1)[: 4 * (dimensions or 4)]
 
 
 def token(text: str, num_top: int = 0) -> TokenLogprob:
@@ -76,6 +83,8 @@ class Scripted:
         ids = self._ids(request)
         if any(one >= CARD.vocab_size for one in (*ids, *request.sampling.stop_token_ids)):
             raise Refusal("outside the vocabulary", param="prompt", code="invalid_token_id")
+        if request.embedding is not None:
+            return Prepared(request, ids, 0, 0, warnings=self.warnings)
         max_tokens = request.sampling.max_tokens or CARD.max_model_len - len(ids)
         if len(ids) + max_tokens > CARD.max_model_len:
             raise Refusal("too long", param="max_tokens", code="context_length_exceeded")
@@ -97,12 +106,23 @@ class Scripted:
         self.num_running += 1
         try:
             await asyncio.sleep(self.start_s)
+            if prepared.request.embedding is not None:
+                yield self._embedded(prepared)
+                return
             for index in range(prepared.request.sampling.n):
                 async for delta in self._deltas(prepared):
                     yield replace(delta, index=index)
         finally:
             self.num_running -= 1
             self.closed.append(prepared.request.request_id)
+
+    def _embedded(self, prepared: Prepared) -> Delta:
+        ids = prepared.prompt_ids
+        if self.fail_after is not None and len(ids) == self.fail_after:
+            raise self.error
+        assert prepared.request.embedding is not None
+        vector = vector_of(ids, prepared.request.embedding.dimensions)
+        return Delta(finish_reason=FinishReason.STOP, usage=Usage(len(ids), 0), vector=vector)
 
     async def _deltas(self, prepared: Prepared) -> AsyncIterator[Delta]:
         logprobs = prepared.request.sampling.logprobs

@@ -169,7 +169,14 @@ def test_what_is_served_is_listed_and_shown() -> None:
         (GENERATE, {"template": "x"}, "template"),
         (GENERATE, {"context": [1]}, "context"),
         (GENERATE, {"raw": True, "prompt": "x", "system": "be"}, "system"),
-        ("/api/embed", {"input": "x"}, "model"),
+        ("/api/embed", {"input": []}, "input"),
+        ("/api/embed", {"input": ["a", 5]}, "input"),
+        ("/api/embed", {}, "input"),
+        ("/api/embed", {"input": "x", "keep_alive": 0}, "keep_alive"),
+        ("/api/embed", {"input": "x", "options": {"temperature": 0.5}}, "options.temperature"),
+        ("/api/embed", {"input": "x", "options": {"num_ctx": 1000}}, "options.num_ctx"),
+        ("/api/embeddings", {"prompt": "x", "input": "x"}, "input"),
+        ("/api/embeddings", {"prompt": ["x"]}, "prompt"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_its_own_name(

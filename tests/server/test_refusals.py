@@ -331,7 +331,7 @@ def test_no_path_ends_with_a_line_feed(path: str) -> None:
         assert error_of(response) == error_of(ask("GET", "/v1/models/absent"))
 
 
-@pytest.mark.parametrize("path", ["embeddings", "images/generations", "audio/speech", "rerank"])
+@pytest.mark.parametrize("path", ["images/generations", "audio/speech", "rerank"])
 def test_what_is_not_built_is_not_found(path: str) -> None:
     response = ask("POST", f"/v1/{path}", json={"model": "tiny", "input": "x"})
     assert (response.status_code, error_of(response)["code"]) == (404, "not_found")

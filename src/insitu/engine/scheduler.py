@@ -217,7 +217,7 @@ class Scheduler:
         return outputs
 
     def _num_step_tokens(self) -> int:
-        if any(one.num_output_tokens or one.num_coming_tokens for one in self.running):
+        if any(one.is_past_prompt for one in self.running):
             return self.budget.max_num_batched_tokens
         return self.budget.max_num_batched_tokens_alone
 

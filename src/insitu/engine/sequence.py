@@ -31,8 +31,8 @@ class Prompt:
     choice has its own copy of the ``constraint``, which must be in its first state. Blocks are
     shared with prompts of the same ``cache_salt``, with None by nobody; those of the output only
     where ``shares_output`` says that the caller will see all of it. A lower ``priority`` runs
-    earlier. A prompt that ``is_embedded`` is computed to its end and not continued: what comes of it
-    is the last token's pooled row; its ``max_tokens`` is 1.
+    earlier. A prompt that ``is_embedded`` is computed to its end and not continued: what comes of
+    it is the last token's pooled row; its ``max_tokens`` is 1.
     """
 
     request_id: str
@@ -164,6 +164,12 @@ class Sequence:
         """Tokens that no step has started: what there is to catch up with."""
         num_tokens = len(self.token_ids) + self.num_coming_tokens
         return min(num_tokens, self.max_num_tokens) - self.num_started_tokens
+
+    @property
+    def is_past_prompt(self) -> bool:
+        """Whether it is being continued, a token a step."""
+        has_begun = self.num_output_tokens > 0 or self.num_coming_tokens > 0
+        return has_begun and not self.prompt.is_embedded
 
     @property
     def looks_back(self) -> bool:

@@ -27,7 +27,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Rows(StrEnum):
-    """What a tensor has one row of: every token, or those that logits or a pooled row are wanted of."""
+    """What a tensor has one row of: a token, or one that logits, or a pooled row, are wanted of."""
 
     TOKENS = "tokens"
     LOGITS = "logits"
@@ -91,7 +91,7 @@ class Op:
 
 
 class BatchArrays(Protocol):
-    """One step's work: T tokens of S sequences, a sequence's being consecutive; R, P rows wanted."""
+    """One step's work: T tokens of S sequences, each one's consecutive; R and P rows are wanted."""
 
     @property
     def token_ids(self) -> Int32:

@@ -98,6 +98,7 @@ def build(
         template=template,
         vocab_size=model.spec.vocab_size,
         max_model_len=made.max_model_len,
+        embedding_size=card.embedding_size,
         sampling_defaults=made.sampling_defaults,
         guiding=guiding_of(tokenizer, template, model.spec.vocab_size, answering),
     )
@@ -149,4 +150,5 @@ def _card(
         numeric_settings=made.numeric_settings,
         has_chat_template=has_chat_template,
         sampling_defaults=made.sampling_defaults,
+        embedding_size=model.spec.hidden_size,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import struct
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -19,7 +20,15 @@ from insitu.engine.plan import Wanted
 from insitu.llm.arguments import ChatWords, chat_words, messages_of, params_of_each, prompts_of
 from insitu.llm.best_of import likeliest
 from insitu.llm.build import build
-from insitu.types import Delta, FinishReason, ReasoningFinish, Request, ToolCall, joined_calls
+from insitu.types import (
+    Delta,
+    Embedding,
+    FinishReason,
+    ReasoningFinish,
+    Request,
+    ToolCall,
+    joined_calls,
+)
 from insitu.weights.catalogue import SHIPPED
 from insitu.weights.locate import default_models_dir, resolve
 
@@ -53,6 +62,16 @@ class Completion:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning_finish: ReasoningFinish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPrompt:
+    """A prompt's vector, of length 1."""
+
+    vector: tuple[float, ...]
+    usage: Usage
+    prompt_ids: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class LLM:
@@ -106,7 +125,7 @@ class LLM:
             )
             for text, one in zip(texts, each, strict=True)
         ]
-        return self._run(requests)
+        return _completions(*self._run(requests))
 
     def chat(
         self,
@@ -128,7 +147,34 @@ class LLM:
             sampling=sampling,
             **chat_words(words),
         )
-        return self._run([request])[0]
+        return _completions(*self._run([request]))[0]
+
+    def embed(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[EmbeddedPrompt]:
+        """Vectors of prompts (texts, or token ids), in their order: what the model's head would
+        read after the last token.
+
+        Of each vector the first ``dimensions`` numbers. What is longer than the context is refused,
+        or cut to its first tokens with ``truncate`` (``warnings`` says so).
+        """
+        requests = [
+            Request(
+                request_id=self._next_id(),
+                model="default",
+                prompt=one,
+                add_special_tokens=add_special_tokens,
+                embedding=Embedding(dimensions, is_cut=truncate),
+            )
+            for one in prompts_of(prompts)
+        ]
+        prepared, deltas = self._run(requests)
+        return [_embedded(one, deltas[one.request.request_id]) for one in prepared]
 
     def describe(self) -> ModelCard:
         """The model's digest, limits, numeric settings and sampling defaults."""
@@ -152,7 +198,8 @@ class LLM:
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"
 
-    def _run(self, requests: Sequence[Request]) -> list[Completion]:
+    def _run(self, requests: Sequence[Request]) -> tuple[list[Prepared], dict[str, list[Delta]]]:
+        """The requests as they ran, and the deltas of each by its id."""
         generator = self._generator
         prepared = [generator.preparer.prepare(request) for request in requests]
         answers = {one.request.request_id: generator.answers(one) for one in prepared}
@@ -179,11 +226,23 @@ class LLM:
             if one.request.sampling.drops_choices:
                 made = deltas[one.request.request_id]
                 deltas[one.request.request_id] = likeliest(made, one.request.sampling)
-        return [
-            _completion(one, index, deltas[one.request.request_id])
-            for one in prepared
-            for index in range(one.request.sampling.n)
-        ]
+        return prepared, deltas
+
+
+def _completions(prepared: list[Prepared], deltas: dict[str, list[Delta]]) -> list[Completion]:
+    return [
+        _completion(one, index, deltas[one.request.request_id])
+        for one in prepared
+        for index in range(one.request.sampling.n)
+    ]
+
+
+def _embedded(prepared: Prepared, deltas: list[Delta]) -> EmbeddedPrompt:
+    (delta,) = deltas
+    assert delta.vector is not None
+    assert delta.usage is not None
+    vector = struct.unpack(f"<{len(delta.vector) // 4}f", delta.vector)
+    return EmbeddedPrompt(vector, delta.usage, prepared.prompt_ids, prepared.warnings)
 
 
 def _completion(prepared: Prepared, index: int, of_all: list[Delta]) -> Completion:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from insitu.llm.choosing import Chooser
+from insitu.llm.embedding import prepare_embedding
 from insitu.llm.guiding import Guiding
 from insitu.refusal import Refusal
 from insitu.types import Prepared, Tokenized
@@ -35,6 +36,7 @@ class Preparer:
     template: ChatTemplate
     vocab_size: int
     max_model_len: int
+    embedding_size: int = 0
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     chooser: Chooser = field(init=False)
     guiding: Guiding = field(default_factory=Guiding)
@@ -50,6 +52,8 @@ class Preparer:
         self._require_ids("stop_token_ids", sampling.stop_token_ids)
         self.guiding.require(request)
         tokenized = self.tokenize(request)
+        if request.embedding is not None:
+            return prepare_embedding(request, tokenized, self.max_model_len, self.embedding_size)
         max_tokens = self._max_tokens(request, len(tokenized.token_ids))
         self.chooser.check(sampling, max_tokens)
         return Prepared(
@@ -95,14 +99,14 @@ class Preparer:
             f"This model's chat template does not show {path}."
             for path in self.template.unread(request.messages, **values)
         )
-        self._require_possible(typed.text, "messages")
+        self._require_possible(request, typed.text, "messages")
         token_ids = tuple(self.tokenizer.encode_typed(typed.pieces))
         self._require_rows("messages", token_ids)
         is_thinking = self.guiding.is_thinking(typed.pieces)
         return Tokenized(_not_empty(token_ids, "messages"), typed.text, warnings, is_thinking)
 
     def _text(self, request: Request, text: str) -> Tokenized:
-        self._require_possible(text, "prompt")
+        self._require_possible(request, text, "prompt")
         token_ids = tuple(
             self.tokenizer.encode(
                 text,
@@ -121,9 +125,10 @@ class Preparer:
                 )
         return Tokenized(_not_empty(token_ids, "prompt"), text, tuple(warnings))
 
-    def _require_possible(self, text: str, param: str) -> None:
+    def _require_possible(self, request: Request, text: str, param: str) -> None:
         """Refuse a text that not even the longest tokens could make fit, before it is cut up."""
-        if len(text) <= self.max_model_len:
+        is_cut = request.embedding is not None and request.embedding.is_cut
+        if is_cut or len(text) <= self.max_model_len:
             return
         least = self.tokenizer.least_num_tokens(text)
         if least > self.max_model_len:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from insitu.engine.sequence import Output, Prompt
 from insitu.llm.answer import Answers
 from insitu.llm.best_of import likeliest
+from insitu.llm.embedding import EmbeddedAnswer
 from insitu.llm.inbox import Inbox
 from insitu.refusal import RequestFailed, request_timed_out
 from insitu.types import Caller, ToolChoice
@@ -128,8 +129,10 @@ class TextGenerator:
         """Hand a prepared request to the engine; ``sink`` gets its outputs."""
         self._loop.submit(self._prompt(prepared, caller), sink, event_loop)
 
-    def answers(self, prepared: Prepared) -> Answers:
+    def answers(self, prepared: Prepared) -> Answers | EmbeddedAnswer:
         """Who makes deltas of a request's outputs."""
+        if prepared.request.embedding is not None:
+            return EmbeddedAnswer(prepared)
         preparer = self.preparer
         return Answers(prepared, preparer.tokenizer, preparer.guiding.speech)
 
@@ -185,6 +188,7 @@ class TextGenerator:
     def _prompt(self, prepared: Prepared, caller: Caller) -> Prompt:
         request = prepared.request
         sampling = request.sampling
+        is_embedded = request.embedding is not None
         salt = _salt(caller.tenant, request.cache_salt) if self._has_prefix_cache else None
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -192,8 +196,9 @@ class TextGenerator:
         return Prompt(
             request_id=request.request_id,
             token_ids=prepared.prompt_ids,
-            max_tokens=prepared.max_tokens,
+            max_tokens=1 if is_embedded else prepared.max_tokens,
             seed=prepared.seed,
+            is_embedded=is_embedded,
             constraint=prepared.constraint,
             stop_ids=stop_ids,
             cache_salt=salt,

@@ -123,31 +123,37 @@ async def send_deltas(
     request: Request, deltas: AsyncIterator[Delta], shape: Shape, *, is_stream: bool
 ) -> Response:
     """Take in what a request's prompts make; word it whole or as a stream."""
-    record = record_of(request.scope)
-    feed = Feed(deltas, record, service_of(request).lifecycle)
-    feed.open(request.receive)
     if not is_stream:
-        return JSONAnswer(await _collect(feed, record, shape))
+        return JSONAnswer(shape.whole(*await collect(request, deltas)))
+    feed = _opened(request, deltas)
     try:
         await feed.settle(_SETTLE_S)
     except BaseException:
         await feed.close()
         raise
-    return EventStream(feed, record, shape)
+    return EventStream(feed, record_of(request.scope), shape)
 
 
-async def _collect(feed: Feed, record: Record, shape: Shape) -> dict[str, Any]:
-    deltas: list[Delta] = []
+def _opened(request: Request, deltas: AsyncIterator[Delta]) -> Feed:
+    feed = Feed(deltas, record_of(request.scope), service_of(request).lifecycle)
+    feed.open(request.receive)
+    return feed
+
+
+async def collect(request: Request, deltas: AsyncIterator[Delta]) -> tuple[list[Delta], Usage]:
+    """All that a request's prompts make, and what they used."""
+    record, feed = record_of(request.scope), _opened(request, deltas)
+    made: list[Delta] = []
 
     async def take(delta: Delta) -> None:
-        deltas.append(delta)
+        made.append(delta)
 
     try:
         await feed.hand_on(take)
     finally:
         await feed.close()
     _require_finish(record)
-    return shape.whole(deltas, _usage(record))
+    return made, _usage(record)
 
 
 def _require_finish(record: Record) -> None:

@@ -65,9 +65,10 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 def routes() -> list[Route]:
     """Every path there is; ``/`` is left free."""
-    from insitu.server import chat, completions, models, status, tokenize  # noqa: PLC0415
+    from insitu.server import chat, completions, embeddings, models, status, tokenize  # noqa: PLC0415  # noqa: PLC0415
     from insitu.server.anthropic import route as anthropic  # noqa: PLC0415
     from insitu.server.batches import route as batches  # noqa: PLC0415
+    from insitu.server.ollama import embed as ollama_embed  # noqa: PLC0415
     from insitu.server.ollama import route as ollama  # noqa: PLC0415
     from insitu.server.responses.route import create_response  # noqa: PLC0415
 
@@ -76,13 +77,14 @@ def routes() -> list[Route]:
         Route("/v1/models/{model_id:path}", models.retrieve_model),
         Route("/v1/chat/completions", chat.create_chat_completion, methods=["POST"]),
         Route("/v1/completions", completions.create_completion, methods=["POST"]),
+        Route("/v1/embeddings", embeddings.create_embeddings, methods=["POST"]),
         Route("/v1/responses", create_response, methods=["POST"]),
         Route("/v1/messages", anthropic.create_message, methods=["POST"]),
         Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
         Route("/api/chat", ollama.chat, methods=["POST"]),
         Route("/api/generate", ollama.generate, methods=["POST"]),
-        Route("/api/embed", ollama.embed, methods=["POST"]),
-        Route("/api/embeddings", ollama.embed, methods=["POST"]),
+        Route("/api/embed", ollama_embed.embed, methods=["POST"]),
+        Route("/api/embeddings", ollama_embed.embed_one, methods=["POST"]),
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
@@ -108,6 +110,7 @@ def preload() -> None:
     from insitu.server import (  # noqa: F401, PLC0415 - imported for its effect
         schema_chat,
         schema_completions,
+        schema_embeddings,
         schema_tokens,
     )
     from insitu.server.anthropic import to_chat as messages  # noqa: F401, PLC0415

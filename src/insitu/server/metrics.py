@@ -101,10 +101,13 @@ class Metrics:
         for outcome in Outcome:
             self._duration.labels(outcome.value)
 
-    def note_first_token(self, ttft_s: float, num_prompt_tokens: int) -> None:
+    def note_prompt(self, num_tokens: int) -> None:
+        """A request's prompts were computed, the first of them at least."""
+        self._prompt_tokens.inc(num_tokens)
+
+    def note_first_token(self, ttft_s: float) -> None:
         """A request's first token came."""
         self._ttft.observe(ttft_s)
-        self._prompt_tokens.inc(num_prompt_tokens)
 
     def note_gap(self, gap_s: float) -> None:
         """Another delta with tokens came."""

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from insitu.sampling_params import SamplingParams
 from insitu.server.body import MAX_DEPTH, MAX_VALUES
 from insitu.server.errors import JSONAnswer
-from insitu.server.limits import MAX_CHOICES, MAX_PROMPTS, MAX_STOP_IDS, MAX_TOOLS
+from insitu.server.limits import (
+    MAX_CHOICES,
+    MAX_INPUTS,
+    MAX_NUMBERS,
+    MAX_PROMPTS,
+    MAX_STOP_IDS,
+    MAX_TOOLS,
+)
 from insitu.server.service import is_served, service_of, unknown_model
 
 if TYPE_CHECKING:
@@ -74,6 +81,7 @@ def _model(card: ModelCard, name: str, max_body_bytes: int) -> dict[str, Any]:
         "size_bytes": card.size_bytes,
         "max_model_len": card.max_model_len,
         "vocab_size": card.vocab_size,
+        "embedding_size": card.embedding_size,
         "numeric_settings": dict(card.numeric_settings),
         "sampling_defaults": dict(card.sampling_defaults),
         "has_chat_template": card.has_chat_template,
@@ -93,7 +101,7 @@ def capabilities(card: ModelCard) -> dict[str, bool]:
         "tools": card.has_tools,
         "reasoning": card.has_reasoning,
         "structured_output": card.has_guides,
-        "embeddings": False,
+        "embeddings": card.embedding_size > 0,
         "images": False,
         "audio": False,
     }
@@ -107,6 +115,8 @@ def limits(card: ModelCard, max_body_bytes: int) -> dict[str, int]:
         "json_depth": MAX_DEPTH,
         "json_values": MAX_VALUES,
         "prompts": MAX_PROMPTS,
+        "inputs": MAX_INPUTS,
+        "embedding_numbers": MAX_NUMBERS,
         "choices": SamplingParams.MAX_N,
         "top_logprobs": SamplingParams.MAX_LOGPROBS,
         "stop_strings": SamplingParams.MAX_STOP,

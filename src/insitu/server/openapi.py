@@ -49,19 +49,23 @@ _OF_BODIES = (404, 408, 413, 415, 429)
 def document(card: ModelCard, *, has_keys: bool) -> dict[str, Any]:
     """The whole document; names and limits in it are the served model's."""
     names = tuple(dict.fromkeys((card.name, *card.aliases, "default")))
-    return _document(names, card.vocab_size, card.max_model_len, has_keys)
+    sizes = card.vocab_size, card.max_model_len, card.embedding_size
+    return _document(names, sizes, has_keys)
 
 
 @cache
 def _document(
-    names: tuple[str, ...], vocab_size: int, max_model_len: int, has_keys: bool
+    names: tuple[str, ...], sizes: tuple[int, int, int], has_keys: bool
 ) -> dict[str, Any]:
+    vocab_size, max_model_len, embedding_size = sizes
     # A prompt and an answer have a token each at least.
     limits: dict[str, dict[str, Any]] = {
         "model": {"enum": list(names)},
         "token_id": {"maximum": vocab_size - 1},
         "new_tokens": {"maximum": max_model_len - 1},
         "prompt": {"maxItems": max_model_len - 1},
+        "input": {"maxItems": max_model_len},
+        "dimensions": {"maximum": embedding_size},
     }
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:

@@ -22,12 +22,14 @@ from insitu.server.batches import answers as batches
 from insitu.server.batches.schema import CreateBatch
 from insitu.server.ollama import answers as ollama
 from insitu.server.ollama import schema as ollama_schema
+from insitu.server.ollama import schema_embed
 from insitu.server.ollama.to_chat import CHAT, GENERATE
 from insitu.server.responses.answers import ResponseAnswer, ResponseEvent
 from insitu.server.responses.schema import ResponsesRequest
 from insitu.server.responses.to_chat import RESPONSES
 from insitu.server.schema_chat import ChatCompletionRequest
 from insitu.server.schema_completions import CompletionRequest
+from insitu.server.schema_embeddings import EmbeddingsRequest
 from insitu.server.schema_tokens import (
     DetokenizeRequest,
     TokenizeMessagesRequest,
@@ -72,11 +74,12 @@ def _ollama(
     path: str,
     name: str,
     summary: str,
-    answer: type[BaseModel] | None,
+    answer: type[BaseModel],
     body: type[BaseModel] | None = None,
 ) -> Operation:
-    bodies = () if body is None else (body,)
-    return Operation(path, name, summary, bodies, answer, error=ollama.OllamaError)
+    bodies, error = () if body is None else (body,), ollama.OllamaError
+    statuses = (504,) if name.startswith("ollamaEmbed") else ()
+    return Operation(path, name, summary, bodies, answer, error=error, statuses=statuses)
 
 
 _FORM = {
@@ -191,6 +194,14 @@ OPERATIONS = (
         answers.CompletionChunk,
     ),
     Operation(
+        "/v1/embeddings",
+        "createEmbedding",
+        "Vectors of texts, or of token ids.",
+        (EmbeddingsRequest,),
+        answers.EmbeddingList,
+        statuses=(504,),
+    ),
+    Operation(
         "/v1/responses",
         "createResponse",
         "Answer input items; nothing is kept.",
@@ -236,8 +247,20 @@ OPERATIONS = (
         stream_type=_LINES,
     ),
     _ollama("/api/show", "ollamaShow", "One model.", ollama.Shown, ollama_schema.ShowRequest),
-    _ollama("/api/embed", "ollamaEmbed", "Refused.", None, ollama_schema.EmbedRequest),
-    _ollama("/api/embeddings", "ollamaEmbeddings", "Refused.", None, ollama_schema.EmbedRequest),
+    _ollama(
+        "/api/embed",
+        "ollamaEmbed",
+        "Vectors of texts.",
+        ollama.Embedded,
+        schema_embed.EmbedRequest,
+    ),
+    _ollama(
+        "/api/embeddings",
+        "ollamaEmbeddings",
+        "A text's vector.",
+        ollama.EmbeddedOne,
+        schema_embed.EmbedOneRequest,
+    ),
     _ollama("/api/tags", "ollamaTags", "What is served.", ollama.Tags),
     _ollama("/api/ps", "ollamaRunning", "What is loaded.", ollama.Tags),
     _ollama("/api/version", "ollamaVersion", "Which insitu this is.", ollama.Version),

@@ -38,7 +38,11 @@ logger = logging.getLogger("insitu.access")
 class Meter(Protocol):
     """Where a request's times and tokens are counted."""
 
-    def note_first_token(self, ttft_s: float, num_prompt_tokens: int) -> None:
+    def note_prompt(self, num_tokens: int) -> None:
+        """A request's prompts were computed, the first of them at least."""
+        ...
+
+    def note_first_token(self, ttft_s: float) -> None:
         """A request's first token came."""
         ...
 
@@ -111,7 +115,9 @@ class Record:
         num_tokens = len(delta.token_ids)
         if self.last_delta_s is None:
             self.ttft_s = now_s - self.started_s
-            self.metrics.note_first_token(self.ttft_s, self.prompt_tokens or 0)
+            self.metrics.note_prompt(self.prompt_tokens or 0)
+            if delta.vector is None:
+                self.metrics.note_first_token(self.ttft_s)
         choice = self.choices.setdefault(delta.index, ChoiceRecord())
         if choice.last_delta_s is not None and num_tokens:
             self.metrics.note_gap(now_s - choice.last_delta_s)

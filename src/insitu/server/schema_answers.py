@@ -54,6 +54,31 @@ class UsageAnswer(Answer):
     completion_tokens_details: CompletionTokensDetails
 
 
+class EmbeddingUsage(Answer):
+    """Tokens counted, where nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingItem(Answer):
+    """One input's vector: numbers, or in base64 as little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Answer):
+    """A vector for each input."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+    warnings: list[str] | None = None
+
+
 class TopLogprob(Answer):
     """A token and its log-probability."""
 
@@ -258,6 +283,7 @@ class ModelAnswer(Answer):
     size_bytes: int
     max_model_len: int
     vocab_size: int
+    embedding_size: int
     numeric_settings: dict[str, str]
     sampling_defaults: dict[str, float]
     has_chat_template: bool

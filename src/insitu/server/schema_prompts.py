@@ -6,6 +6,7 @@ Always true: a list of ids is checked element by element for being ids, so neith
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -14,34 +15,38 @@ from pydantic_core import PydanticCustomError
 from insitu.server.limits import MAX_PROMPTS
 from insitu.server.schema import LIMIT, MAX_ID
 
-_IDS = {
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID, LIMIT: "token_id"},
-    "minItems": 1,
-    LIMIT: "prompt",
-}
-_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
-_SCHEMA = {
-    "description": "Text, or token ids, or a list of several of one kind.",
-    "anyOf": [
-        {"type": "string"},
-        {**_SEVERAL, "items": {"type": "string"}},
-        _IDS,
-        {**_SEVERAL, "items": _IDS},
-    ],
-}
 Prompt = str | tuple[int, ...]
 
 
-def parse_prompts(value: Any) -> tuple[Prompt, ...]:
+def prompts_of(most: int, limit: str) -> tuple[Any, Any]:
+    """Marks of a field that holds up to ``most`` prompts, of as many ids as ``limit`` says."""
+    ids = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID, LIMIT: "token_id"},
+        "minItems": 1,
+        LIMIT: limit,
+    }
+    several = {"type": "array", "minItems": 1, "maxItems": most}
+    schema = {
+        "description": "Text, or token ids, or a list of several of one kind.",
+        "anyOf": [
+            {"type": "string"},
+            {**several, "items": {"type": "string"}},
+            ids,
+            {**several, "items": ids},
+        ],
+    }
+    return PlainValidator(partial(parse_prompts, most)), WithJsonSchema(schema)
+
+
+def parse_prompts(most: int, value: Any) -> tuple[Prompt, ...]:
     """The prompts out of OpenAI's four forms."""
     if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
         return (_prompt(value),)
-    if len(value) > MAX_PROMPTS:
-        most = {"most": MAX_PROMPTS}
-        raise PydanticCustomError("prompts", "up to {most} prompts a request", most)
+    if len(value) > most:
+        raise PydanticCustomError("prompts", "up to {most} a request", {"most": most})
     if any(type(one) is not type(value[0]) for one in value):
-        raise PydanticCustomError("prompts", "all prompts must be texts, or all token ids")
+        raise PydanticCustomError("prompts", "all must be texts, or all lists of token ids")
     return tuple(_prompt(one) for one in value)
 
 
@@ -59,4 +64,4 @@ def _prompt(value: Any) -> Prompt:
     return tuple(value)
 
 
-Prompts = Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts), WithJsonSchema(_SCHEMA)]
+Prompts = Annotated[tuple[Prompt, ...], *prompts_of(MAX_PROMPTS, "prompt")]

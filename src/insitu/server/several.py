@@ -7,6 +7,7 @@ closing the iterator closes every stream it reads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,20 @@ if TYPE_CHECKING:
 
 
 async def side_by_side(
-    streams: Sequence[AsyncIterator[Delta]], num_choices: int
+    streams: Sequence[AsyncIterator[Delta]], num_choices: int, num_at_a_time: int | None = None
 ) -> AsyncIterator[Delta]:
-    """The deltas of all streams as they come; the first failure ends them all."""
+    """The deltas of all streams as they come; the first failure ends them all.
+
+    With ``num_at_a_time`` a stream begins when one of so many before it has ended.
+    """
+    places = contextlib.nullcontext() if num_at_a_time is None else asyncio.Semaphore(num_at_a_time)
     arrived: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
 
     async def pump(place: int, stream: AsyncIterator[Delta]) -> None:
         try:
-            async for delta in stream:
-                arrived.put_nowait(replace(delta, index=place * num_choices + delta.index))
+            async with places:
+                async for delta in stream:
+                    arrived.put_nowait(replace(delta, index=place * num_choices + delta.index))
         except Exception as error:
             arrived.put_nowait(error)
         else:

@@ -9,7 +9,7 @@ from pydantic import Field
 from insitu.server.schema import Neutral, Wire
 from insitu.server.schema_sampling import Nothing
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 

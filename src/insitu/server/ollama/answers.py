@@ -89,6 +89,25 @@ class Shown(Answer):
     modified_at: str
 
 
+class Embedded(Answer):
+    """A vector for each text."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    warnings: list[str] | None = None
+
+
+class EmbeddedOne(Answer):
+    """A text's vector."""
+
+    embedding: list[float]
+    model: str
+    warnings: list[str] | None = None
+
+
 class Version(Answer):
     """Which insitu this is."""
 

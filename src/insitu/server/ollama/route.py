@@ -127,21 +127,14 @@ async def show(request: Request) -> Response:
     info = {
         "general.architecture": card.architecture,
         f"{card.architecture}.context_length": card.max_model_len,
+        f"{card.architecture}.embedding_length": card.embedding_size,
         f"{card.architecture}.vocab_size": card.vocab_size,
     }
-    able = ["completion"] + ["tools"] * card.has_tools + ["thinking"] * card.has_reasoning
+    able = (
+        ["completion", "embedding"] + ["tools"] * card.has_tools + ["thinking"] * card.has_reasoning
+    )
     answer = {"details": _details(card), "model_info": info, "capabilities": able}
     return JSONAnswer({**answer, "modified_at": _created(card)})
-
-
-async def embed(request: Request) -> Response:
-    """Nothing yet: no model served here gives embeddings."""
-    from insitu.server.ollama.schema import EmbedRequest  # noqa: PLC0415 - slow to import
-
-    wire = await read_wire(request, EmbedRequest)
-    _served(request, wire.model)
-    message = "This model gives no embeddings: it continues text."
-    raise Refusal(message, param="model", code="unsupported_parameter")
 
 
 async def tell_version(_: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The bodies of POST /api/chat, /api/generate, /api/show and /api/embed.
+"""The bodies of POST /api/chat, /api/generate and /api/show.
 
 Not here: what the fields become (``to_chat``). Always true: what would change how the model is
 loaded (``num_gpu``, ``num_thread``, ...) is refused by name, as is what stands for another prompt.
@@ -137,15 +137,3 @@ class ShowRequest(Wire):
 
     model: ModelName
     verbose: bool | None = None
-
-
-class EmbedRequest(Wire):
-    """Texts whose embeddings are wanted."""
-
-    model: ModelName
-    input: str | list[str] | None = None
-    prompt: str | None = None
-    truncate: bool | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: KeepAlive | None = None
-    dimensions: int | None = None

@@ -116,24 +116,35 @@ static inline f32x16 keep_lanes(int first, int last, int p, f32x16 kept, f32x16 
   return select(first_lanes(first - p * 16), masked, select(first_lanes(last - p * 16), kept, masked));
 }
 
+// A page's scores times the keys' scales, soft-capped, where there are any.
+template <class T>
+static inline f32x16 finish_scores(const ChunkRows& rows, const ChunkPages<T>& pages, int p, f32x16 s) {
+  if (pages.is_scaled) s = mul(s, loadu(pages.key_scales[p]));
+  if (rows.soft_cap > 0) s = mul(tanh(mul(s, broadcast(1.0f / rows.soft_cap))), broadcast(rows.soft_cap));
+  return s;
+}
+
 // Scores of rows [row, row + Rows) become weights, exp(score - maximum), times the value's scale; {maximum,
 // their sum} go to the partials. Several rows at a time, as each is a chain of operations that wait.
 template <int Rows, class T>
 static void normalise_rows(const ChunkRows& rows, int row, const ChunkPages<T>& pages) {
   const int *first = rows.first + row, *last = rows.last + row;
   const PageRange range = rows.pages_of(row, Rows), kept = rows.pages_kept(row, Rows);
+  const bool is_unfinished = pages.is_scaled || rows.soft_cap > 0;
   float* scores = rows.scores + row * kChunkPositions;
   const f32x16 lowest = broadcast(-__builtin_inff()), zero = broadcast(0.0f);
   f32x16 most[Rows], sum[Rows];
-  for (int i = 0; i < Rows; i++) most[i] = lowest, sum[i] = zero;
+  INSITU_UNROLL for (int i = 0; i < Rows; i++) most[i] = lowest, sum[i] = zero;
   for (int p = range.begin; p < range.end; p++) {
     const bool is_kept = p >= kept.begin && p < kept.end;
-    for (int i = 0; i < Rows; i++) {
-      const f32x16 s = loadu(scores + i * kChunkPositions + p * 16);
+    INSITU_UNROLL for (int i = 0; i < Rows; i++) {
+      float* at = scores + i * kChunkPositions + p * 16;
+      f32x16 s = loadu(at);
+      if (is_unfinished) storeu(at, s = finish_scores(rows, pages, p, s));
       most[i] = max(is_kept ? s : keep_lanes(first[i], last[i], p, s, lowest), most[i]);
     }
   }
-  for (int i = 0; i < Rows; i++) {
+  INSITU_UNROLL for (int i = 0; i < Rows; i++) {
     const float maximum = reduce_max(most[i]);
     rows.partial(row + i)[0] = maximum;
     most[i] = broadcast(maximum);
@@ -142,15 +153,15 @@ static void normalise_rows(const ChunkRows& rows, int row, const ChunkPages<T>& 
     const bool is_kept = p >= kept.begin && p < kept.end;
     float* s = scores + p * 16;
     f32x16 e[Rows];
-    for (int i = 0; i < Rows; i++) e[i] = sub(loadu(s + i * kChunkPositions), most[i]);
+    INSITU_UNROLL for (int i = 0; i < Rows; i++) e[i] = sub(loadu(s + i * kChunkPositions), most[i]);
     exp_in_range(e);
-    for (int i = 0; i < Rows; i++) {
+    INSITU_UNROLL for (int i = 0; i < Rows; i++) {
       if (!is_kept) e[i] = keep_lanes(first[i], last[i], p, e[i], zero);
       sum[i] = add(sum[i], e[i]);
       storeu(s + i * kChunkPositions, pages.is_scaled ? mul(e[i], loadu(pages.value_scales[p])) : e[i]);
     }
   }
-  for (int i = 0; i < Rows; i++) rows.partial(row + i)[1] = reduce_add(sum[i]);
+  INSITU_UNROLL for (int i = 0; i < Rows; i++) rows.partial(row + i)[1] = reduce_add(sum[i]);
 }
 
 template <class T>
@@ -180,10 +191,10 @@ struct RegisterTile {
     const int dim = rows.dim;
     const float* q = rows.q + static_cast<ptrdiff_t>(row) * dim;
     f32x16 even[Rows][Pages], odd[Rows][Pages];
-    for (int i = 0; i < Rows; i++)
-      for (int u = 0; u < Pages; u++) even[i][u] = odd[i][u] = broadcast(0.0f);
+    INSITU_UNROLL for (int i = 0; i < Rows; i++)
+      INSITU_UNROLL for (int u = 0; u < Pages; u++) even[i][u] = odd[i][u] = broadcast(0.0f);
     const T *k[Pages], *far[Pages], *near[Pages];
-    for (int u = 0; u < Pages; u++) {
+    INSITU_UNROLL for (int u = 0; u < Pages; u++) {
       k[u] = pages.keys[p + u];
       if (!ahead) continue;
       far[u] = pages.values[p + u];
@@ -191,27 +202,23 @@ struct RegisterTile {
     }
     for (int d = 0; d < dim; d += 2) {
       f32x16 k0[Pages], k1[Pages];
-      for (int u = 0; u < Pages; u++) {
+      INSITU_UNROLL for (int u = 0; u < Pages; u++) {
         k0[u] = E::load(k[u] + d * 16);
         k1[u] = E::load(k[u] + d * 16 + 16);
         if (!ahead) continue;
         __builtin_prefetch(far[u] + d * 16, 0, 2);
         for (int line = 0; line < 32; line += kLine) __builtin_prefetch(near[u] + d * 16 + line);
       }
-      for (int i = 0; i < Rows; i++) {
+      INSITU_UNROLL for (int i = 0; i < Rows; i++) {
         const f32x16 q0 = broadcast(q[i * dim + d]), q1 = broadcast(q[i * dim + d + 1]);
-        for (int u = 0; u < Pages; u++) even[i][u] = fma(k0[u], q0, even[i][u]);
-        for (int u = 0; u < Pages; u++) odd[i][u] = fma(k1[u], q1, odd[i][u]);
+        INSITU_UNROLL for (int u = 0; u < Pages; u++) even[i][u] = fma(k0[u], q0, even[i][u]);
+        INSITU_UNROLL for (int u = 0; u < Pages; u++) odd[i][u] = fma(k1[u], q1, odd[i][u]);
       }
     }
-    for (int i = 0; i < Rows; i++)
-      for (int u = 0; u < Pages; u++) finish_scores(i, p + u, add(even[i][u], odd[i][u]));
-  }
-
-  void finish_scores(int i, int p, f32x16 s) const {
-    if (pages.is_scaled) s = mul(s, loadu(pages.key_scales[p]));
-    if (rows.soft_cap > 0) s = mul(tanh(mul(s, broadcast(1.0f / rows.soft_cap))), broadcast(rows.soft_cap));
-    storeu(rows.scores + (row + i) * kChunkPositions + p * 16, s);
+    float* scores = rows.scores + row * kChunkPositions + p * 16;
+    INSITU_UNROLL for (int i = 0; i < Rows; i++)
+      INSITU_UNROLL for (int u = 0; u < Pages; u++)
+        storeu(scores + i * kChunkPositions + u * 16, add(even[i][u], odd[i][u]));
   }
 
   void score() const {
@@ -247,10 +254,11 @@ struct RegisterTile {
 
   template <int Vectors>
   void weigh_positions(int d, int column, int first, int last) const {
-    const ptrdiff_t stride = pages.value_stride;
+    const ptrdiff_t stride = pages.value_stride, out_stride = kPartialHeader + rows.dim;
+    float* out = rows.partial(row) + kPartialHeader + d;
     f32x16 acc[Rows][Vectors];
-    for (int i = 0; i < Rows; i++)
-      for (int j = 0; j < Vectors; j++) acc[i][j] = loadu(rows.partial(row + i) + kPartialHeader + d + 16 * j);
+    INSITU_UNROLL for (int i = 0; i < Rows; i++)
+      INSITU_UNROLL for (int j = 0; j < Vectors; j++) acc[i][j] = loadu(out + i * out_stride + 16 * j);
     for (int p = first / 16; p * 16 < last; p++) {
       const int begin = first > p * 16 ? first - p * 16 : 0, end = last < p * 16 + 16 ? last - p * 16 : 16;
       const T* v = pages.values[p] + column;
@@ -262,14 +270,15 @@ struct RegisterTile {
           if (sizeof(T) < 4) __builtin_prefetch(far + t * stride + 16 * j, 0, 2);
           __builtin_prefetch(near + t * stride + 16 * j);
         }
-        for (int j = 0; j < Vectors; j++) {
+        INSITU_UNROLL for (int j = 0; j < Vectors; j++) {
           const f32x16 x = E::load(v + t * stride + 16 * j);
-          for (int i = 0; i < Rows; i++) acc[i][j] = fma(x, broadcast(weights[i * kChunkPositions + t]), acc[i][j]);
+          INSITU_UNROLL for (int i = 0; i < Rows; i++)
+            acc[i][j] = fma(x, broadcast(weights[i * kChunkPositions + t]), acc[i][j]);
         }
       }
     }
-    for (int i = 0; i < Rows; i++)
-      for (int j = 0; j < Vectors; j++) storeu(rows.partial(row + i) + kPartialHeader + d + 16 * j, acc[i][j]);
+    INSITU_UNROLL for (int i = 0; i < Rows; i++)
+      INSITU_UNROLL for (int j = 0; j < Vectors; j++) storeu(out + i * out_stride + 16 * j, acc[i][j]);
   }
 };
 

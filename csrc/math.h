@@ -11,20 +11,20 @@ namespace insitu::INSITU_NS {
 // e^x within 2 ulp for x in [-87, 88.37]; below it stays at e^-87. Above: exp. Several at a time: one is
 // a chain of 17 operations that each wait for the last.
 template <int N>
-static inline void exp_in_range(f32x16 (&x)[N]) {
+static INSITU_INLINE void exp_in_range(f32x16 (&x)[N]) {
   constexpr float kTerms[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
   i32x16 power[N];
   f32x16 r[N], p[N];
-  for (int i = 0; i < N; i++) x[i] = max(broadcast(-87.0f), x[i]);
-  for (int i = 0; i < N; i++) power[i] = to_int(mul(x[i], broadcast(1.44269504f)));
+  INSITU_UNROLL for (int i = 0; i < N; i++) x[i] = max(broadcast(-87.0f), x[i]);
+  INSITU_UNROLL for (int i = 0; i < N; i++) power[i] = to_int(mul(x[i], broadcast(1.44269504f)));
   // ln 2 in two parts, the first with few bits
-  for (int i = 0; i < N; i++) r[i] = fnma(to_float(power[i]), broadcast(0.693359375f), x[i]);
-  for (int i = 0; i < N; i++) r[i] = fnma(to_float(power[i]), broadcast(-2.12194440e-4f), r[i]);
-  for (int i = 0; i < N; i++) p[i] = broadcast(1.9875691500e-4f);  // minimax on [-ln 2 / 2, ln 2 / 2]
-  for (const float term : kTerms)
-    for (int i = 0; i < N; i++) p[i] = fma(p[i], r[i], broadcast(term));
-  for (int i = 0; i < N; i++) p[i] = add(fma(mul(r[i], r[i]), p[i], r[i]), broadcast(1.0f));
-  for (int i = 0; i < N; i++) x[i] = as_float(iadd(as_int(p[i]), ishl(power[i], 23)));
+  INSITU_UNROLL for (int i = 0; i < N; i++) r[i] = fnma(to_float(power[i]), broadcast(0.693359375f), x[i]);
+  INSITU_UNROLL for (int i = 0; i < N; i++) r[i] = fnma(to_float(power[i]), broadcast(-2.12194440e-4f), r[i]);
+  INSITU_UNROLL for (int i = 0; i < N; i++) p[i] = broadcast(1.9875691500e-4f);  // minimax on [-ln 2 / 2, ln 2 / 2]
+  INSITU_UNROLL for (const float term : kTerms)
+    INSITU_UNROLL for (int i = 0; i < N; i++) p[i] = fma(p[i], r[i], broadcast(term));
+  INSITU_UNROLL for (int i = 0; i < N; i++) p[i] = add(fma(mul(r[i], r[i]), p[i], r[i]), broadcast(1.0f));
+  INSITU_UNROLL for (int i = 0; i < N; i++) x[i] = as_float(iadd(as_int(p[i]), ishl(power[i], 23)));
 }
 
 static inline f32x16 exp_in_range(f32x16 x) {

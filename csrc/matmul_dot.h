@@ -9,10 +9,6 @@
 
 #include "simd.h"
 
-#define INSITU_UNROLL _Pragma("GCC unroll 16")
-#define INSITU_INLINE __attribute__((always_inline)) inline
-#define INSITU_INLINE_LAMBDA __attribute__((always_inline))
-
 namespace insitu::INSITU_NS {
 
 static INSITU_INLINE int32_t four_bytes(const void* p) {

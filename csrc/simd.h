@@ -18,6 +18,11 @@
 #error "define INSITU_NS and INSITU_SIMD_BITS first: see isa_generic.cpp"
 #endif
 
+// Small arrays of vectors stay in registers only where the loops over them are unrolled early.
+#define INSITU_UNROLL _Pragma("GCC unroll 16")
+#define INSITU_INLINE __attribute__((always_inline)) inline
+#define INSITU_INLINE_LAMBDA __attribute__((always_inline))
+
 #if INSITU_SIMD_BITS == 512
 #include "simd_avx512.h"
 #elif INSITU_SIMD_BITS == 256

@@ -71,10 +71,16 @@ def _named(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> li
     metavar="N",
     help="Most tokens of the calibration.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("gguf", "safetensors")),
+    help="Of DST [default: gguf if its name ends so, or else SRC's].",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 @settings_flags(STORE_FIELDS)
 def quantize_command(settings: Settings, source: str, target: Path, **options: Any) -> None:
-    """Write the model SRC to DST with fewer bits a weight: GGUF to a file, safetensors to a folder.
+    """Write the model SRC to DST with fewer bits a weight, a GGUF file or a folder of safetensors.
 
     A run that is stopped goes on where it was when it is given again.
     """
@@ -98,6 +104,7 @@ def quantize_command(settings: Settings, source: str, target: Path, **options: A
         options["method"],
         options["calibration"] or CALIBRATION,
         max_num_tokens=options["tokens"],
+        form=options["form"],
     )
     with Counting() as watch:
         report = quantize(wish, watch)

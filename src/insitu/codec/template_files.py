@@ -25,14 +25,18 @@ _MOST_NAMES = 64
 
 def read_templates(source: TensorSource) -> dict[str, Template]:
     """A model's templates by name; one that we cannot evaluate is refused, naming what it needs."""
-    found = _gguf(source) if source.format == "gguf" else _folder(source)
     templates = {}
-    for name, (where, text) in found.items():
+    for name, (where, text) in read_texts(source).items():
         try:
             templates[name] = Template(text)
         except UnsupportedTemplate as error:
             raise UnsupportedModelError(source.path, where, f"chat template {error}") from error
     return templates
+
+
+def read_texts(source: TensorSource) -> dict[str, tuple[str, str]]:
+    """Where each template stands, and its text."""
+    return _gguf(source) if source.format == "gguf" else _folder(source)
 
 
 def _gguf(source: TensorSource) -> dict[str, tuple[str, str]]:

@@ -35,17 +35,19 @@ _NFC_SHRINKS = 3
 def load_tokenizer(source: TensorSource) -> Tokenizer:
     """The tokenizer of a model file or folder; what reading it took besides is given back."""
     with _without_collecting():
-        tokenizer = _read_tokenizer(source)
+        vocabulary = read_vocabulary(source)
     give_back()
-    return tokenizer
-
-
-def _read_tokenizer(source: TensorSource) -> Tokenizer:
     if source.format == "gguf":
-        return Tokenizer(gguf_vocabulary.read_vocabulary(source.path, source.metadata))
-    vocabulary = tokenizer_json.read_vocabulary(source.path, source.file, _end_ids_file(source))
+        return Tokenizer(vocabulary)
     # An embedding often has more rows than there are tokens; those ids stand for nothing.
     return Tokenizer(vocabulary, source.metadata.integer("vocab_size", 0, minimum=0))
+
+
+def read_vocabulary(source: TensorSource) -> Vocabulary:
+    """What a model file or folder says of its tokens."""
+    if source.format == "gguf":
+        return gguf_vocabulary.read_vocabulary(source.path, source.metadata)
+    return tokenizer_json.read_vocabulary(source.path, source.file, _end_ids_file(source))
 
 
 @contextmanager

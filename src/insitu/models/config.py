@@ -62,19 +62,28 @@ def attention_of(keys: Keys, *, scale: float | None = None, soft_cap: float = 0.
 
 def mlp_of(keys: Keys, *, activation: str = "silu", key: str = "hidden_act") -> MlpSpec:
     """A gated block of this activation, which a config.json may name in words of its own."""
-    wanted = keys.string(None, key, activation)
+    word = next(word for word, meant in ACTIVATIONS.items() if meant == activation)
+    wanted = keys.string(None, key, word)
     if ACTIVATIONS.get(wanted, wanted) != activation:
         raise keys.refuse(key, f"{wanted!r} is not supported (only {activation!r})")
     return MlpSpec(keys.integer("feed_forward_length", "intermediate_size"), activation)
 
 
-def moe_of(keys: Keys, *, size: str, is_normalised: bool, shared: MlpSpec | None = None) -> MoeSpec:
-    """A mixture of experts, whose inner size a config.json calls ``size``."""
+def moe_of(
+    keys: Keys,
+    *,
+    size: str,
+    is_normalised: bool,
+    shared: MlpSpec | None = None,
+    count: str = EXPERT_COUNTS[0],
+) -> MoeSpec:
+    """A mixture of experts, whose inner size a config.json calls ``size``, their number ``count``
+    (some by the other name)."""
     gating = keys.integer("expert_gating_func", None, SOFTMAX, least=0)
     if gating != SOFTMAX:
         where = keys.key("expert_gating_func", None)
         raise keys.refuse(where, f"{gating} is not supported, only softmax ({SOFTMAX})")
-    count = next((key for key in EXPERT_COUNTS if keys.has(None, key)), EXPERT_COUNTS[0])
+    count = next((key for key in EXPERT_COUNTS if keys.has(None, key)), count)
     own_size = "expert_feed_forward_length"
     if keys.is_gguf and not keys.has(own_size, None):
         own_size = "feed_forward_length"
@@ -115,9 +124,8 @@ def norm_of(keys: Keys, kind: NormKind = "rms") -> NormSpec:
 
 def window_of(keys: Keys) -> int:
     """The window that some layers have; 0: none."""
-    key = keys.key("attention.sliding_window", "sliding_window")
-    assert key is not None
-    return keys.metadata.integer(key, 0, minimum=0, maximum=MAX_MODEL_LEN)
+    names = "attention.sliding_window", "sliding_window"
+    return keys.integer(*names, 0, least=0, most=MAX_MODEL_LEN)
 
 
 def windows_of(keys: Keys, window: int, has_window: Sequence[bool]) -> tuple[int, ...]:

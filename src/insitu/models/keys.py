@@ -10,7 +10,7 @@ neutral; otherwise the load is refused with the key's name.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from insitu.weights.errors import ModelFileError
 from insitu.weights.metadata import REQUIRED
@@ -56,6 +56,17 @@ def refuse(source: TensorSource, where: str, message: str) -> ModelFileError:
     return ModelFileError(source.path, where, message)
 
 
+class Listener:
+    """A source, and what a family read of it: names in GGUF and config.json, and the value."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+        self.heard: list[tuple[str | None, str | None, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
 class Keys:
     """Numbers of one model file. Each is asked for by its GGUF and by its config.json name.
 
@@ -65,8 +76,11 @@ class Keys:
     def __init__(self, source: TensorSource, architecture: str) -> None:
         self.source = source
         self.is_gguf = source.format == "gguf"
-        self._prefix = f"{architecture}." if self.is_gguf else ""
+        self._prefix = ""
+        if self.is_gguf:
+            self._prefix = f"{source.metadata.string('general.architecture', architecture)}."
         self._read: set[str] = set()
+        self._heard = source.heard if isinstance(source, Listener) else []
 
     @property
     def metadata(self) -> Metadata:
@@ -99,8 +113,9 @@ class Keys:
         key = self.key(gguf, config)
         if key is None:
             assert default is not REQUIRED
-            return default
-        return self.metadata.integer(key, default, minimum=least, maximum=most)
+            return self._told(gguf, config, default)
+        value = self.metadata.integer(key, default, minimum=least, maximum=most)
+        return self._told(gguf, config, value)
 
     def number(
         self,
@@ -115,18 +130,29 @@ class Keys:
         key = self.key(gguf, config)
         if key is None:
             assert default is not REQUIRED
-            return default
-        return self.metadata.number(key, default, minimum=least, maximum=most)
+            return self._told(gguf, config, default)
+        value = self.metadata.number(key, default, minimum=least, maximum=most)
+        return self._told(gguf, config, value)
 
     def boolean(self, gguf: str | None, config: str | None, *, default: bool) -> bool:
         """True or false."""
         key = self.key(gguf, config)
-        return default if key is None else self.metadata.boolean(key, default)
+        value = default if key is None else self.metadata.boolean(key, default)
+        return self._told(gguf, config, value)
 
     def string(self, gguf: str | None, config: str | None, default: str) -> str:
         """A word."""
         key = self.key(gguf, config)
-        return default if key is None else self.metadata.string(key, default)
+        value = default if key is None else self.metadata.string(key, default)
+        return self._told(gguf, config, value)
+
+    def tell(self, config: str, value: Any) -> None:
+        """What a config.json should say although a GGUF file need not."""
+        self._told(None, config, value)
+
+    def _told(self, gguf: str | None, config: str | None, value: D) -> D:
+        self._heard.append((gguf, config, value))
+        return value
 
     def must_be_off(self, *config: str) -> None:
         """Refuse what a config.json turns on and insitu does not do."""

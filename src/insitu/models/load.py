@@ -54,9 +54,8 @@ def load_model(source: TensorSource, max_model_len: int | None = None) -> Loaded
 
     Kinds of rope that depend on a length are fixed to ``max_model_len``, or the model's own.
     """
-    architecture, family = _family_of(source)
-    spec: DecoderSpec = family.spec_from(source, max_model_len)
-    weights: Weights = family.weights_from(source, Placement(source), spec)
+    architecture, family = family_of(source)
+    spec, weights = place(source, family, max_model_len)
     program = record_decoder(spec, weights)
     return LoadedModel(
         spec=spec,
@@ -68,7 +67,16 @@ def load_model(source: TensorSource, max_model_len: int | None = None) -> Loaded
     )
 
 
-def _family_of(source: TensorSource) -> tuple[str, ModuleType]:
+def place(
+    source: TensorSource, family: ModuleType, max_model_len: int | None = None
+) -> tuple[DecoderSpec, Weights]:
+    """What the model is, and every tensor in its place."""
+    spec: DecoderSpec = family.spec_from(source, max_model_len)
+    return spec, family.weights_from(source, Placement(source), spec)
+
+
+def family_of(source: TensorSource) -> tuple[str, ModuleType]:
+    """The architecture's name in the file, and the family that knows it."""
     keys = source.metadata
     if source.format == "gguf":
         where = "general.architecture"

@@ -7,7 +7,13 @@ Always true: a name of None is a tensor that the decoder does without.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from insitu.models.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +106,20 @@ QK_NORM_NAMES = {
     "gguf": replace(GGUF_NAMES, q_norm="attn_q_norm", k_norm="attn_k_norm"),
     "safetensors": replace(CONFIG_NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
 }
+PLAIN_NAMES = {"gguf": GGUF_NAMES, "safetensors": CONFIG_NAMES}
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """An architecture as both formats know it: what each calls it, and its tensors."""
+
+    gguf: str  # general.architecture
+    config: str  # architectures of a config.json
+    model_type: str
+    names: Mapping[str, TensorNames]  # by format
+    # Kinds of linears -> the key with which a config.json says that they have biases.
+    biases: Mapping[str, str] = field(
+        default_factory=lambda: {"qkv": "attention_bias", "gate_up": "mlp_bias"}
+    )
+    # Whether it can be such a model, where the numbers alone would not say.
+    fits: Callable[[DecoderSpec], bool] = lambda _: True

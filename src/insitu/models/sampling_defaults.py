@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FILE = "generation_config.json"
 GGUF_PREFIX = "general.sampling."
-_GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 # What is said of these is always shown; of the rest, only what asks for something.
 _ALWAYS = ("temperature", "top_k", "top_p", "min_p")
 # Keys that would choose other tokens and are not applied -> values with which they ask for nothing.
@@ -52,7 +52,7 @@ class SamplingDefaults:
 def read_sampling_defaults(source: TensorSource) -> SamplingDefaults:
     """The file's own sampling values; a value out of range is an error that names its key."""
     if source.format == "gguf":
-        return _read(source.metadata, "the file", GGUF_PREFIX, _GGUF_NAMES)
+        return _read(source.metadata, "the file", GGUF_PREFIX, GGUF_NAMES)
     raw = source.file(FILE)
     if raw is None:
         return SamplingDefaults()

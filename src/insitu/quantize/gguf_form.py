@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from insitu.models.twins import TwinSource
 from insitu.quantize.layout import ALIGNMENT, Target, Types, lay_out
 from insitu.weights.gguf import MAGIC, TYPE_NAMES
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from insitu.weights.gguf_split import SplitGGUF
 
 VERSION = 3
-_U32 = 4
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _I64 = 4, 5, 6, 7, 8, 9, 11
 _NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
 # general.file_type, by the type of most weights.
 _FILE_TYPES = {
@@ -33,12 +34,16 @@ _FILE_TYPES = {
 class GGUFForm:
     """How such a file is written."""
 
-    def __init__(self, path: Path, source: GGUFFile | SplitGGUF, types: Types) -> None:
+    def __init__(self, path: Path, source: GGUFFile | SplitGGUF | TwinSource, types: Types) -> None:
         self.path = path
         self.targets = lay_out(source.tensors, types)
         kinds = Counter(t.block_type for t in self.targets if not t.is_kept)
         most = str(next((kind for kind, _ in kinds.most_common(1)), types.layers))
-        self.header = _header(source.raw_pairs(), self.targets, most)
+        if isinstance(source, TwinSource):
+            pairs = {key: _pair(key, value) for key, value in source.values.items()}
+        else:
+            pairs = source.raw_pairs()
+        self.header = _header(pairs, self.targets, most)
         end = max((t.offset + t.num_bytes for t in self.targets), default=0)
         self.num_bytes = -(-end // ALIGNMENT) * ALIGNMENT
 
@@ -74,6 +79,31 @@ def _text(text: str) -> bytes:
 
 def _number(key: str, value: int) -> bytes:
     return _text(key) + struct.pack("<II", _U32, value)
+
+
+def _pair(key: str, value: Any) -> bytes:
+    """A key with its value, of the type that readers look for."""
+    return _text(key) + (_array(value) if isinstance(value, list) else _value(value))
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _text(value)
+    if isinstance(value, bool):
+        return struct.pack("<IB", _BOOL, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _F32, value)
+    is_short = 0 <= value < 1 << 32
+    return struct.pack("<II", _U32, value) if is_short else struct.pack("<Iq", _I64, value)
+
+
+def _array(values: list[Any]) -> bytes:
+    """Of strings, or of integers such as the types of tokens."""
+    if values and isinstance(values[0], str):
+        head = struct.pack("<IIQ", _ARRAY, _STRING, len(values))
+        return head + b"".join(map(_text, values))
+    head = struct.pack("<IIQ", _ARRAY, _I32, len(values))
+    return head + struct.pack(f"<{len(values)}i", *values)
 
 
 def _info(target: Target) -> bytes:

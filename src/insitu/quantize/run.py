@@ -1,4 +1,4 @@
-"""Quantise a GGUF model: lay the file out, choose the weights, write it.
+"""Quantise a model: lay the file out, choose the weights, write it.
 
 Not here: how weights are chosen (``grids``, ``rounding``). Always true: a stopped run goes on where
 it was; the source is only read.
@@ -17,8 +17,10 @@ import numpy as np
 from insitu.evaluate.text import cut, read_text
 from insitu.kernels.blocks import FLOATS, decode
 from insitu.models.load import load_model
+from insitu.models.twins import TwinSource
 from insitu.quantize.calibrate import run_through
 from insitu.quantize.checkpoint import CheckpointForm
+from insitu.quantize.convert import converted
 from insitu.quantize.errors import QuantizeError
 from insitu.quantize.gguf_form import GGUFForm
 from insitu.quantize.layout import HEADS
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from insitu.kernels.block_parts import Float32
     from insitu.kernels.pack import Segment
+    from insitu.models.twins import Format
     from insitu.quantize.layout import Target, Types
     from insitu.quantize.writer import Form
     from insitu.weights.tensors import TensorSource
@@ -56,6 +59,7 @@ class Wish:
     calibration: Path = CALIBRATION
     window: int = 512
     max_num_tokens: int = 4096
+    form: Format | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,9 @@ class Report:
 
 def quantize(wish: Wish, watch: Watch) -> Report:
     """Write ``wish.target``."""
-    source = open_source(wish.source)
+    opened = open_source(wish.source)
     try:
+        source = _as_wanted(wish, opened)
         form = _form(wish, source)
         if all(target.is_kept for target in form.targets):
             raise QuantizeError(f"{wish.source}: no tensor of it can be {wish.types.layers}.")
@@ -94,15 +99,21 @@ def quantize(wish: Wish, watch: Watch) -> Report:
             _Work(wish, source, form.targets, out, watch).run()
             errors = tuple(TensorError(**note) for note in out.done.values() if note is not None)
     finally:
-        source.close()
+        opened.close()
     num_weights = sum(t.n * t.k for t in form.targets if not t.is_kept)
     num_bytes = sum(t.num_bytes for t in form.targets if not t.is_kept)
     return Report(form.path.stat().st_size, 8 * num_bytes / num_weights, errors)
 
 
+def _as_wanted(wish: Wish, source: TensorSource) -> TensorSource:
+    """The model in the format asked for: by a name that ends with .gguf, or else its own."""
+    form: Any = wish.form or ("gguf" if wish.target.suffix == ".gguf" else source.format)
+    return source if form == source.format else converted(source, form)
+
+
 def _form(wish: Wish, source: TensorSource) -> Form:
-    """GGUF of GGUF, a folder of safetensors of one."""
-    if isinstance(source, (GGUFFile, SplitGGUF)):
+    """How it is written."""
+    if isinstance(source, (GGUFFile, SplitGGUF, TwinSource)) and source.format == "gguf":
         _require_file(wish)
         return GGUFForm(wish.target, source, wish.types)
     _require_folder(wish)
@@ -111,10 +122,6 @@ def _form(wish: Wish, source: TensorSource) -> Form:
 
 def _require_folder(wish: Wish) -> None:
     """An empty folder, or one that a stopped run began."""
-    if wish.target.suffix == ".gguf":
-        raise QuantizeError(
-            f"{wish.target}: safetensors are written as a folder of safetensors; name a folder."
-        )
     if wish.target.is_dir():
         names = {path.name for path in wish.target.iterdir()}
         if names and f"{WEIGHTS}.partial.json" not in names:

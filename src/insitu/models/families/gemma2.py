@@ -20,7 +20,7 @@ from insitu.models.config import (
     windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec, Multipliers
@@ -47,6 +47,7 @@ NAMES = {
         is_tied=True,
     ),
 }
+TWINS = (Twin(*ARCHITECTURES, "gemma2", NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -62,6 +63,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
         scale=None if scalar is None else 1 / math.sqrt(scalar),
         soft_cap=keys.number("attn_logit_softcapping", "attn_logit_softcapping", 0.0),
     )
+    keys.tell("query_pre_attn_scalar", scalar or attention.head_dim)
     keys.must_be_off("use_bidirectional_attention")
     keys.ignore("attention_bias", "hidden_act")  # the second: hidden_activation holds
     rope = RopeReader(keys, asked_len)

@@ -21,7 +21,7 @@ from insitu.models.config import (
     windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec, Multipliers, RopeSpec
@@ -56,6 +56,7 @@ NAMES = {
         is_tied=True,
     ),
 }
+TWINS = (Twin(*ARCHITECTURES, "gemma3_text", NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -69,6 +70,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     scale = None if scalar is None else 1 / math.sqrt(scalar)
     soft_cap = keys.number(None, "attn_logit_softcapping", 0.0)
     attention = attention_of(keys, scale=scale, soft_cap=soft_cap)
+    keys.tell("query_pre_attn_scalar", scalar or attention.head_dim)
     keys.must_be_off("use_bidirectional_attention")
     keys.ignore("attention_bias")
     rope = RopeReader(keys, asked_len)

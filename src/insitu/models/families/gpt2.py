@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from insitu.models.config import MAX_LAYERS, decoder_of
 from insitu.models.keys import Keys
-from insitu.models.names import GGUF_NAMES, TensorNames
+from insitu.models.names import GGUF_NAMES, TensorNames, Twin
 from insitu.models.placer import Placer
 from insitu.models.spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 
@@ -43,6 +43,7 @@ NAMES = {
         is_tied=True,
     ),
 }
+TWINS = (Twin(*ARCHITECTURES, "gpt2", NAMES, {}),)
 ALL = ("qkv", "o_proj", "gate_up", "down_proj")
 
 

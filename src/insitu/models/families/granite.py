@@ -19,7 +19,7 @@ from insitu.models.config import (
     num_layers_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, MoeNames
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, MoeNames, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec, MlpSpec, MoeSpec, Multipliers
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from insitu.models.weights import Weights
     from insitu.weights.place import Placement
     from insitu.weights.source import TensorSource
+
+
+def _is_unshared(spec: DecoderSpec) -> bool:
+    return all(isinstance(one.mlp, MoeSpec) and one.mlp.shared is None for one in spec.layers)
+
 
 ARCHITECTURES = (
     *("granite", "GraniteForCausalLM"),
@@ -43,6 +48,11 @@ EXPERTS = MoeNames(
     shared_down_proj="shared_mlp.output_linear",
 )
 NAMES = {"gguf": GGUF_NAMES, "safetensors": replace(CONFIG_NAMES, moe=EXPERTS)}
+TWINS = (
+    Twin("granite", "GraniteForCausalLM", "granite", NAMES),
+    Twin("granitemoe", "GraniteMoeForCausalLM", "granitemoe", NAMES, fits=_is_unshared),
+    Twin("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared", NAMES),
+)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -80,7 +90,13 @@ def _mlp(keys: Keys) -> MlpSpec | MoeSpec:
     size = keys.integer("expert_shared_feed_forward_length", "shared_intermediate_size", 0, least=0)
     shared = MlpSpec(size) if size else None
     mlp_of(keys)  # its activation is every expert's
-    return moe_of(keys, size="intermediate_size", is_normalised=True, shared=shared)
+    return moe_of(
+        keys,
+        size="intermediate_size",
+        is_normalised=True,
+        shared=shared,
+        count="num_local_experts",
+    )
 
 
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:

@@ -20,7 +20,7 @@ from insitu.models.config import (
     window_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import PLAIN_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("llama", "LlamaForCausalLM")
+TWINS = (Twin("llama", "LlamaForCausalLM", "llama", PLAIN_NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -43,6 +44,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
         window = window_of(keys)
     keys.ignore("attention_bias", "mlp_bias", "rope_interleaved")  # the first two: weights_from
     has_experts = keys.integer("expert_count", None, 0, least=0) > 0
+    keys.has("feed_forward_length", None)  # of experts, unless they have a key of their own
     mlp = moe_of(keys, size="", is_normalised=True) if has_experts else mlp_of(keys)
     # Converters permute q and k rows so that a pair's dims are neighbours.
     turned = rope.read(attention.head_dim, "adjacent" if keys.is_gguf else "halves")
@@ -57,5 +59,5 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
 
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
     """Place every tensor of the file."""
-    names = GGUF_NAMES if source.format == "gguf" else CONFIG_NAMES
+    names = PLAIN_NAMES[source.format]
     return Placer(source, placement, spec, names, with_bias=biases_of(source)).weights()

@@ -17,7 +17,7 @@ from insitu.models.config import (
     windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES
+from insitu.models.names import CONFIG_NAMES, PLAIN_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("MistralForCausalLM",)
+TWINS = (Twin("llama", "MistralForCausalLM", "mistral", PLAIN_NAMES, {}),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:

@@ -19,7 +19,7 @@ from insitu.models.config import (
     windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, MoeNames
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, MoeNames, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -38,7 +38,8 @@ EXPERTS = MoeNames(
     down_proj="block_sparse_moe.experts.{}.w2",
     is_stacked=False,
 )
-NAMES = {"safetensors": replace(CONFIG_NAMES, moe=EXPERTS)}
+NAMES = {"gguf": GGUF_NAMES, "safetensors": replace(CONFIG_NAMES, moe=EXPERTS)}
+TWINS = (Twin("llama", "MixtralForCausalLM", "mixtral", NAMES, {}),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -47,7 +48,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     rope, attention = RopeReader(keys, asked_len), attention_of(keys)
     windows = windows_of(keys, window_of(keys), [True] * num_layers_of(keys))
     mlp_of(keys)  # its activation is every expert's
-    mlp = moe_of(keys, size="intermediate_size", is_normalised=True)
+    mlp = moe_of(keys, size="intermediate_size", is_normalised=True, count="num_local_experts")
     turned = rope.read(attention.head_dim, "halves", theta=THETA)
     return decoder_of(
         keys,

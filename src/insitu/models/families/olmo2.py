@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from insitu.models.config import attention_of, biases_of, decoder_of, mlp_of, norm_of, num_layers_of
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -42,6 +42,7 @@ NAMES = {
         post_mlp_norm="post_feedforward_layernorm",
     ),
 }
+TWINS = (Twin(*ARCHITECTURES, "olmo2", NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:

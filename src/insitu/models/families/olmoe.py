@@ -17,7 +17,7 @@ from insitu.models.config import (
     num_layers_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import QK_NORM_NAMES
+from insitu.models.names import QK_NORM_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("olmoe", "OlmoeForCausalLM")
+TWINS = (Twin(*ARCHITECTURES, "olmoe", QK_NORM_NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:

@@ -19,7 +19,7 @@ from insitu.models.config import (
     windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -37,6 +37,7 @@ NAMES = {
         CONFIG_NAMES, qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)
     ),
 }
+TWINS = (Twin(*ARCHITECTURES, "phi3", NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:

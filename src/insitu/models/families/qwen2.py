@@ -16,7 +16,7 @@ from insitu.models.config import (
     upper_windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import PLAIN_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("qwen2", "Qwen2ForCausalLM")
+TWINS = (Twin("qwen2", "Qwen2ForCausalLM", "qwen2", PLAIN_NAMES, {}),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -47,5 +48,5 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
 
 def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) -> Weights:
     """Place every tensor of the file."""
-    names = GGUF_NAMES if source.format == "gguf" else CONFIG_NAMES
+    names = PLAIN_NAMES[source.format]
     return Placer(source, placement, spec, names, with_bias={"qkv"}).weights()

@@ -17,7 +17,7 @@ from insitu.models.config import (
     upper_windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import QK_NORM_NAMES
+from insitu.models.names import QK_NORM_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("qwen3", "Qwen3ForCausalLM")
+TWINS = (Twin("qwen3", "Qwen3ForCausalLM", "qwen3", QK_NORM_NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:

@@ -20,7 +20,14 @@ from insitu.models.config import (
     upper_windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_MOE, CONFIG_NAMES, GGUF_MOE, GGUF_NAMES, QK_NORM_NAMES
+from insitu.models.names import (
+    CONFIG_MOE,
+    CONFIG_NAMES,
+    GGUF_MOE,
+    GGUF_NAMES,
+    QK_NORM_NAMES,
+    Twin,
+)
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec, MlpSpec, MoeSpec
@@ -39,6 +46,10 @@ NAMES_OF_SECOND = {
         CONFIG_NAMES, moe=replace(CONFIG_MOE, shared_gate="mlp.shared_expert_gate")
     ),
 }
+TWINS = (
+    Twin(*QWEN2, "qwen2_moe", NAMES_OF_SECOND, {"qkv": "qkv_bias"}),
+    Twin(*QWEN3, "qwen3_moe", QK_NORM_NAMES),
+)
 
 
 def _architecture(source: TensorSource) -> str:

@@ -19,7 +19,7 @@ from insitu.models.config import (
     windows_of,
 )
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import CONFIG_NAMES, GGUF_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -34,6 +34,7 @@ ARCHITECTURES = ("smollm3", "SmolLM3ForCausalLM")
 INTERVAL = 4
 THETA = 2e6
 NAMES = {"gguf": GGUF_NAMES, "safetensors": replace(CONFIG_NAMES, is_tied=True)}
+TWINS = (Twin(*ARCHITECTURES, "smollm3", NAMES),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:

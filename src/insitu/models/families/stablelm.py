@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from insitu.models.config import attention_of, decoder_of, mlp_of, norm_of, num_layers_of
 from insitu.models.keys import Keys
-from insitu.models.names import CONFIG_NAMES, GGUF_NAMES
+from insitu.models.names import PLAIN_NAMES, Twin
 from insitu.models.placer import Placer
 from insitu.models.rope import RopeReader
 from insitu.models.spec import LayerSpec
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("stablelm", "StableLmForCausalLM")
 ROTARY = 0.25
-NAMES = {"gguf": GGUF_NAMES, "safetensors": CONFIG_NAMES}
+TWINS = (Twin(*ARCHITECTURES, "stablelm", PLAIN_NAMES, {"qkv": "use_qkv_bias"}),)
 
 
 def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
@@ -47,4 +47,6 @@ def weights_from(source: TensorSource, placement: Placement, spec: DecoderSpec) 
     """Place every tensor of the file."""
     has_bias = source.format != "gguf" and source.metadata.boolean("use_qkv_bias", default=False)
     with_bias = {"qkv"} if has_bias else set()
-    return Placer(source, placement, spec, NAMES[source.format], with_bias=with_bias).weights()
+    return Placer(
+        source, placement, spec, PLAIN_NAMES[source.format], with_bias=with_bias
+    ).weights()

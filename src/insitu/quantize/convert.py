@@ -1,0 +1,120 @@
+"""A model as the other format would hold it, vocabulary, templates and sampling values with it.
+
+Not here: numbers and tensors (``models/twins``), the vocabulary's files (``codec``), or writing.
+
+Always true: the twin's vocabulary, read back, is the original's, and cuts a sample text alike; what
+would be lost is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from insitu.codec.gguf_tokens import KEY
+from insitu.codec.tokenizer import Tokenizer, read_vocabulary
+from insitu.codec.tokenizer_parts import FILE
+from insitu.codec.twin_folder import folder_files
+from insitu.codec.twin_gguf import gguf_values
+from insitu.codec.vocabulary import Vocabulary
+from insitu.evaluate.text import SAMPLE, read_text
+from insitu.models.sampling_defaults import (
+    FILE as GENERATION,
+)
+from insitu.models.sampling_defaults import GGUF_NAMES, GGUF_PREFIX, read_sampling_defaults
+from insitu.models.twins import TwinSource, twin_of
+from insitu.quantize.errors import QuantizeError
+from insitu.weights.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from insitu.models.twins import Format
+    from insitu.weights.tensors import TensorSource
+
+# Other ways to keep a vocabulary, which a tokenizer.json is not made from here.
+_OTHER_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+# Each is another function of the text, and what it makes of one is compared.
+_NOT_COMPARED = frozenset({"encode_plain", "spell", "pieces", "padding_ids"})
+_HARD = "\n\n  123456 don't WE'LL e\u0301 \u00e9 日本語 \U0001f469\u200d\U0001f4bb\t\r\n ¿x? <|x|>"
+
+
+def converted(source: TensorSource, form: Format) -> TwinSource:
+    """The same model in that format."""
+    twin = twin_of(source, form)
+    sampling = _sampling(source)
+    if _has_vocabulary(source):
+        known = read_vocabulary(source)
+        if form == "gguf":
+            num_rows = twin.tensors["token_embd.weight"].shape[0]
+            twin.values |= gguf_values(source, known, num_rows)
+        else:
+            twin.files |= folder_files(source, known)
+            sampling = {"eos_token_id": sorted(known.end_ids), **sampling}
+    if form == "gguf":
+        twin.values["general.name"] = source.path.resolve().name
+        twin.values |= {GGUF_PREFIX + GGUF_NAMES.get(k, k): x for k, x in sampling.items()}
+    elif sampling:
+        twin.files[GENERATION] = (json.dumps(sampling, indent=2) + "\n").encode()
+    if _has_vocabulary(source):
+        _require_same(source, known, read_vocabulary(twin))
+    return twin
+
+
+def _has_vocabulary(source: TensorSource) -> bool:
+    if source.format == "gguf":
+        return source.metadata.has(KEY + "model")
+    other = next((name for name in _OTHER_VOCABULARIES if source.file(name) is not None), None)
+    has_file = source.file(FILE) is not None
+    if other is not None and not has_file:
+        raise UnsupportedModelError(source.path, other, f"is there without a {FILE}")
+    return has_file
+
+
+def _sampling(source: TensorSource) -> dict[str, Any]:
+    """Values for what a request leaves out; what is asked for beyond them is refused."""
+    defaults = read_sampling_defaults(source)
+    refused = [note for note in defaults.notes if "do_sample" not in note]
+    if refused:
+        raise QuantizeError(f"{source.path}: {refused[0]}")
+    values: dict[str, Any] = dict(defaults.values)
+    if values and source.format == "gguf":
+        values["do_sample"] = True
+    return values
+
+
+def _require_same(source: TensorSource, own: Vocabulary, twin: Vocabulary) -> None:
+    for name in (field.name for field in fields(Vocabulary) if field.name not in _NOT_COMPARED):
+        if getattr(own, name) != getattr(twin, name):
+            raise _lost(source, f"{name}: {_part(own, twin, name)}")
+    spelled = [i for i in range(len(own.pieces)) if i not in own.padding_ids]
+    if any(own.pieces[i] != twin.pieces[i] for i in spelled):
+        raise _lost(source, "the tokens' spellings")
+    first, second = Tokenizer(own), Tokenizer(twin)
+    for text in (read_text(SAMPLE), _HARD, "".join([*own.added, *own.texts])):
+        for parse_special in (False, True):
+            ids = [
+                one.encode(text, add_special_tokens=True, parse_special=parse_special)
+                for one in (first, second)
+            ]
+            if ids[0] != ids[1]:
+                raise _lost(source, "how text becomes tokens")
+
+
+def _part(own: Vocabulary, twin: Vocabulary, name: str) -> str:
+    """What differs, shortly."""
+    values: tuple[Any, Any] = getattr(own, name), getattr(twin, name)
+    if all(isinstance(value, (set, frozenset)) for value in values):
+        return f"{sorted(values[0] ^ values[1])[:5]}"
+    if all(isinstance(value, dict) for value in values):
+        return f"{sorted(_entries(values[0]) ^ _entries(values[1]))[:5]}"
+    return f"{str(values[0])[:80]} would be {str(values[1])[:80]}"
+
+
+def _entries(values: Mapping[str, Any]) -> set[tuple[str, Any]]:
+    return set(values.items())
+
+
+def _lost(source: TensorSource, what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(source.path, "vocabulary", f"the other format changes {what}")

@@ -160,7 +160,6 @@ def test_what_a_folder_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     new, four = tmp_path / "b", Types(BlockType.Q4_0)
     for target, types, said in (
-        (tmp_path / "b.gguf", four, "name a folder"),
         (other, four, "is not empty"),
         (folder, four, "is not empty"),
         (tmp_path / "file", four, "is no folder"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cli.test_cli import insitu
 from quantize.stopping import stopped_at
-from tiny_model import write_gguf, write_safetensors
+from tiny_model import write_gguf
 
 from insitu.kernels.blocks import BlockType, decode
 from insitu.quantize.errors import QuantizeError
@@ -210,10 +210,6 @@ def test_narrow_rows_take_a_type_of_as_many_bits(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "hf"
-    write_safetensors(folder)
-    with pytest.raises(QuantizeError, match="written as a folder of safetensors"):
-        quantize(Wish(folder, tmp_path / "x.gguf", Types(BlockType.Q4_0)), silent)
     source = tmp_path / "a.gguf"
     write_gguf(source)
     types = Types(BlockType.Q4_0, named=(("typo.*", BlockType.Q8_0),))

@@ -71,7 +71,7 @@ def _types(known: Vocabulary) -> list[int]:
 
 def _named(file: TokenizerFile, known: Vocabulary) -> dict[str, int]:
     """Ids that GGUF names; those that end a text first the one the tokenizer calls so."""
-    ids = {**known.added, **known.texts}
+    ids = {piece: i for i, piece in enumerate(known.pieces) if piece}
     texts = known.special_texts
     named = {key: ids[texts[name]] for name, key in _NAMES.items() if texts.get(name) in ids}
     if known.prefix_ids:

@@ -189,7 +189,8 @@ def test_hostile_http_gets_a_json_answer(
         answer = read_all(connection)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.split()[1] == str(status).encode(), answer[:200]
-    value = json.loads(body)
+    # What lies behind a body is another request, with an answer of its own.
+    value, _ = json.JSONDecoder().raw_decode(body.decode())
     assert status == 200 or set(value["error"]) == {"message", "type", "param", "code"}
     assert httpx.get(server.url + "/health").status_code == 200
 

@@ -1,9 +1,9 @@
 """uvicorn's HTTP protocol with bounds: the size of a request's head, and the time it may take.
 
 Not here: bodies (``body`` bounds them where they are read). Always true: what cannot be parsed is
-answered in the error shape of its path's protocol, and the connection closes after it; a trailer is
-never a header; a request that offers another protocol (``Upgrade: h2c``) is answered in this one,
-body and all.
+answered in the error shape of its path's protocol, after the requests before it, and the connection
+closes after it; a trailer is never a header; a request that offers another protocol
+(``Upgrade: h2c``) is answered in this one, body and all.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # Bytes of a head that has begun and is not complete; None between requests.
         self._head_bytes: int | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        # What is said once all that came before it is answered; nothing more is read.
+        self._last_words: bytes | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first head: a connection must ask for something."""
@@ -51,6 +53,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless the head it belongs to has grown too long."""
+        if self._last_words is not None:
+            return
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -140,22 +144,41 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return getattr(self, "url", b"").split(b"?")[0].decode("latin-1")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Write a whole answer by hand, where no request exists to answer, and close."""
+        """Answer by hand where no request exists to answer, after those before it, and close."""
         self._stop_timer()
+        words = self._worded(status, message, code)
         cycle = self.cycle
-        is_answering = cycle is not None and (
-            bool(self.pipeline) or (cycle.response_started and not cycle.response_complete)
-        )
-        if not is_answering:
-            request_id = request_id_from(getattr(self, "headers", []))
-            refusal = Refusal(message, status=status, code=code)
-            body = json_bytes(dialect_of(self._path()).failure(refusal, request_id))
-            head = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
-                "content-type: application/json\r\n"
-                f"content-length: {len(body)}\r\n"
-                f"x-request-id: {request_id}\r\n"
-                "connection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode("ascii") + body)
+        if cycle is None or cycle.response_complete:
+            self._end_with(words)
+        elif not cycle.more_body:  # it is whole: what came after it is at fault
+            self._last_words = words
+        elif self.pipeline:  # it is at fault itself, and waits for its turn
+            self.pipeline.popleft()
+            self._last_words = words
+        else:
+            self._end_with(b"" if cycle.response_started else words)
+
+    def on_response_complete(self) -> None:
+        """A request was answered; where what came after the last could not be read, say so."""
+        was_last = not self.pipeline
+        super().on_response_complete()
+        if was_last and self._last_words is not None and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._end_with(self._last_words)
+
+    def _end_with(self, words: bytes) -> None:
+        self.transport.write(words)
         self.transport.close()
+
+    def _worded(self, status: int, message: str, code: str) -> bytes:
+        request_id = request_id_from(getattr(self, "headers", []))
+        refusal = Refusal(message, status=status, code=code)
+        body = json_bytes(dialect_of(self._path()).failure(refusal, request_id))
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            "content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n"
+            f"x-request-id: {request_id}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + body

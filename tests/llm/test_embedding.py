@@ -157,12 +157,31 @@ def test_a_prompt_may_fill_the_context_and_no_more(short_llm: LLM) -> None:
         cut = short_llm.embed([[7], ids[:num]], truncate=True)
         assert [cut[0].vector, cut[1].vector] == [mixed[0], alone[64]]
         assert (cut[0].warnings, cut[1].usage.prompt_tokens) == ((), 64)
-        assert cut[1].warnings == (f"The prompt was cut to the first 64 of its {num} tokens.",)
-    # So long that its tokens need not be counted to refuse it; to cut it they are.
+        assert cut[1].warnings == ("The prompt was cut to its first 64 tokens.",)
+
+
+def test_a_text_is_cut_without_looking_at_all_of_it(
+    short_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Refusal) as refused:
-        short_llm.embed("word " * 5000)
+        short_llm.embed("word " * 100_000)
     assert refused.value.code == "context_length_exceeded"
-    assert short_llm.embed("word " * 5000, truncate=True)[0].usage.prompt_tokens == 64
+    lengths = []
+    tokenizer = short_llm._generator.preparer.tokenizer
+    encode = type(tokenizer).encode
+
+    def counted(self: Any, text: str, **how: Any) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, **how)
+
+    monkeypatch.setattr(type(tokenizer), "encode", counted)
+    for word in ("word ", "é", " "):
+        (cut,) = short_llm.embed(word * 100_000, truncate=True)
+        (begun,) = short_llm.embed(word * 500, truncate=True)
+        assert cut.prompt_ids == begun.prompt_ids
+        assert (cut.vector, cut.warnings) == (begun.vector, begun.warnings)
+        assert cut.usage.prompt_tokens == 64
+    assert max(lengths) < 10_000
 
 
 def test_what_is_not_finite_fails_alone(tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ def test_numbers_of_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(post(OPENAI, body(["a"] * 3, dimensions=3)).json()["data"]) == 3
 
 
+def test_tokens_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insitu.server.vectors.MAX_INPUT_TOKENS", 5)
+    error = error_of(post(OPENAI, body(["ab", "cd", "ef"])))
+    assert (error["param"], "5 tokens" in error["message"]) == ("input", True)
+    assert post(OPENAI, body(["ab", "cd", "e"])).status_code == 200
+
+
 def test_base64_is_the_same_numbers() -> None:
     answer = post(OPENAI, body("abc", encoding_format="base64")).json()
     raw = base64.b64decode(answer["data"][0]["embedding"])

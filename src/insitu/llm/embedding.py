@@ -37,7 +37,7 @@ def prepare_embedding(
                 param="prompt",
                 code="context_length_exceeded",
             )
-        warnings += (f"The prompt was cut to the first {most} of its {len(token_ids)} tokens.",)
+        warnings += (f"The prompt was cut to its first {most} tokens.",)
     return Prepared(request, token_ids[:most], 0, 0, tokenized.prompt_text, warnings)
 
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from insitu.codec.tokenizer import Tokenizer
     from insitu.types import Message, Request
 
+# Of a text that is to be cut: characters a token that are looked at first, and tokens that must lie
+# behind the cut, so that where the part ends moves none before it.
+_FIRST_CHARS = 8
+_MORE_TOKENS = 64
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -99,21 +103,18 @@ class Preparer:
             f"This model's chat template does not show {path}."
             for path in self.template.unread(request.messages, **values)
         )
-        self._require_possible(request, typed.text, "messages")
+        self._require_possible(typed.text, "messages")
         token_ids = tuple(self.tokenizer.encode_typed(typed.pieces))
         self._require_rows("messages", token_ids)
         is_thinking = self.guiding.is_thinking(typed.pieces)
         return Tokenized(_not_empty(token_ids, "messages"), typed.text, warnings, is_thinking)
 
     def _text(self, request: Request, text: str) -> Tokenized:
-        self._require_possible(request, text, "prompt")
-        token_ids = tuple(
-            self.tokenizer.encode(
-                text,
-                add_special_tokens=request.add_special_tokens,
-                parse_special=request.parse_special,
-            )
-        )
+        if request.embedding is not None and request.embedding.is_cut:
+            text = self._beginning(request, text)
+        else:
+            self._require_possible(text, "prompt")
+        token_ids = self._ids_of(request, text)
         self._require_rows("prompt", token_ids)
         warnings = []
         if not request.parse_special:
@@ -125,10 +126,24 @@ class Preparer:
                 )
         return Tokenized(_not_empty(token_ids, "prompt"), text, tuple(warnings))
 
-    def _require_possible(self, request: Request, text: str, param: str) -> None:
+    def _ids_of(self, request: Request, text: str) -> tuple[int, ...]:
+        how = {"parse_special": request.parse_special}
+        special = request.add_special_tokens
+        return tuple(self.tokenizer.encode(text, add_special_tokens=special, **how))
+
+    def _beginning(self, request: Request, text: str) -> str:
+        """As much of a text as has more tokens than the context holds, or all of it."""
+        num_chars = _FIRST_CHARS * self.max_model_len
+        while num_chars < len(text):
+            part = text[:num_chars]
+            if len(self._ids_of(request, part)) >= self.max_model_len + _MORE_TOKENS:
+                return part
+            num_chars *= 4
+        return text
+
+    def _require_possible(self, text: str, param: str) -> None:
         """Refuse a text that not even the longest tokens could make fit, before it is cut up."""
-        is_cut = request.embedding is not None and request.embedding.is_cut
-        if is_cut or len(text) <= self.max_model_len:
+        if len(text) <= self.max_model_len:
             return
         least = self.tokenizer.least_num_tokens(text)
         if least > self.max_model_len:

@@ -45,8 +45,13 @@ def new_id(prefix: str, joint: str = "-") -> str:
     return f"{prefix}{joint}{secrets.token_hex(12)}"
 
 
-async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -> Prepared:
-    """Turn what was asked into ids, noting its size; ``names``: the caller's, of our fields."""
+async def prepare(
+    request: Request, asked: Asked, *, names: Mapping[str, str], is_last: bool = True
+) -> Prepared:
+    """Turn what was asked into ids, noting its size; ``names``: the caller's, of our fields.
+
+    Of several prompts of one body all but the last are not ``is_last``.
+    """
     service = service_of(request)
     record = record_of(request.scope)
     record.generation_id = asked.request_id
@@ -55,7 +60,8 @@ async def prepare(request: Request, asked: Asked, *, names: Mapping[str, str]) -
     asked = _timed(asked, service.options.request_timeout_s)
     record.timeout_s = asked.timeout_s
     prepared = await _converted(request, service.generator.prepare, asked, names)
-    record.let_body_go()
+    if is_last:
+        record.let_body_go()
     if record.ticket is not None:
         max_tokens = prepared.max_tokens * asked.sampling.n
         try:

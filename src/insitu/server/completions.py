@@ -64,7 +64,8 @@ async def _prepare_all(request: Request, asked: list[Asked]) -> list[Prepared]:
         if place and one.sampling.seed is None:
             seed = (prepared[0].seed + place) % 2**64
             one = replace(one, sampling=replace(one.sampling, seed=seed))  # noqa: PLW2901
-        prepared.append(await prepare(request, one, names={}))
+        is_last = place == len(asked) - 1
+        prepared.append(await prepare(request, one, names={}, is_last=is_last))
     return prepared
 
 

@@ -13,6 +13,7 @@ from insitu.server.body import MAX_DEPTH, MAX_VALUES
 from insitu.server.errors import JSONAnswer
 from insitu.server.limits import (
     MAX_CHOICES,
+    MAX_INPUT_TOKENS,
     MAX_INPUTS,
     MAX_NUMBERS,
     MAX_PROMPTS,
@@ -116,6 +117,7 @@ def limits(card: ModelCard, max_body_bytes: int) -> dict[str, int]:
         "json_values": MAX_VALUES,
         "prompts": MAX_PROMPTS,
         "inputs": MAX_INPUTS,
+        "input_tokens": MAX_INPUT_TOKENS,
         "embedding_numbers": MAX_NUMBERS,
         "choices": SamplingParams.MAX_N,
         "top_logprobs": SamplingParams.MAX_LOGPROBS,

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from insitu.refusal import Refusal, RequestFailed
 from insitu.server.answer import collect, prepare
 from insitu.server.errors import json_bytes
-from insitu.server.limits import MAX_NUMBERS
+from insitu.server.limits import MAX_INPUT_TOKENS, MAX_NUMBERS
 from insitu.server.record import record_of
 from insitu.server.service import service_of
 from insitu.server.several import side_by_side
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from insitu.types import Delta, Usage
+    from insitu.types import Delta, Prepared, Usage
     from insitu.types import Request as Asked
 
 # So many prompts of one request are with the engine at a time: a long list leaves room for others.
@@ -54,15 +54,19 @@ async def embed(
     """Run prompts; ``paths`` are where the body has them, ``names`` the caller's, of our fields."""
     generator, record = service_of(request).generator, record_of(request.scope)
     _require_room(len(asked), asked[0], generator.describe().embedding_size)
-    prepared, warnings = [], list(record.warnings)
+    prepared: list[Prepared] = []
+    warnings = list(record.warnings)
     for one, path in zip(asked, paths, strict=True):
         # A tenant's tokens: there is no max_tokens to make smaller.
         called = {**names, "prompt": path, "max_tokens": path}
-        ready = await prepare(request, one, names=called)
+        is_last = len(prepared) == len(asked) - 1
+        ready = await prepare(request, one, names=called, is_last=is_last)
+        _require_few_tokens(record.prompt_tokens or 0)
         told = ready.warnings[len(record.warnings) :]
         warnings += [f"{path}: {text}" for text in told]
-        # Ids and text of a whole list would be kept twice.
-        prepared.append(replace(ready, prompt_text=None, warnings=()))
+        # A list's texts need not be kept beside their ids.
+        as_ids = replace(ready.request, prompt=ready.prompt_ids)
+        prepared.append(replace(ready, request=as_ids, prompt_text=None, warnings=()))
     streams = [
         _naming(path, generator.stream(one, record.caller))
         for one, path in zip(prepared, paths, strict=True)
@@ -82,6 +86,12 @@ def _require_room(num_prompts: int, first: Asked, embedding_size: int) -> None:
             param="input",
             code="invalid_value",
         )
+
+
+def _require_few_tokens(num_tokens: int) -> None:
+    if num_tokens > MAX_INPUT_TOKENS:
+        message = f"The inputs have more than {MAX_INPUT_TOKENS} tokens together."
+        raise Refusal(message, param="input", code="invalid_value")
 
 
 async def _naming(path: str, deltas: AsyncIterator[Delta]) -> AsyncIterator[Delta]:

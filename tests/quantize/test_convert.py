@@ -157,10 +157,30 @@ def test_fewer_bits_in_the_other_format_are_those_of_its_own(tmp_path: Path) -> 
         assert there.read(name) == expected.read(name)
 
 
+def test_a_normal_form_is_kept(tmp_path: Path) -> None:
+    shape = write_safetensors(tmp_path / "a")
+    file = {**tokenizer_json(shape), "normalizer": {"type": "NFC"}}
+    (tmp_path / "a" / "tokenizer.json").write_text(json.dumps(file))
+    own, there = open_source(tmp_path / "a"), written(tmp_path / "a", tmp_path / "a.gguf")
+    back = written(tmp_path / "a.gguf", tmp_path / "b", "safetensors")
+    ids = [
+        load_tokenizer(one).encode("e\u0301", add_special_tokens=False, parse_special=False)
+        for one in (own, there, back)
+    ]
+    assert ids[0] == ids[1] == ids[2]
+    assert load_tokenizer(there).detokenize(ids[0]) == "\u00e9"
+
+
+def test_a_normal_form_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", pairs={"insitu.tokenizer.normalizer": "NFKD"})
+    with pytest.raises(UnsupportedModelError, match=r"insitu\.tokenizer\.normalizer.*NFKD"):
+        load_tokenizer(open_source(tmp_path / "a.gguf"))
+
+
 @pytest.mark.parametrize(
     ("changes", "others", "where"),
     [
-        ({"normalizer": {"type": "NFC"}}, {}, "normalizer"),
+        ({"normalizer": {"type": "NFKC"}}, {}, "normalizer"),
         ({"pre_tokenizer": {"type": "Punctuation"}}, {}, "pre_tokenizer"),
         ({}, {"eos_token_id": [1, 2, 3, 4]}, "eos_token_id"),
         ({}, {"penalty_alpha": 0.5}, "penalty_alpha"),

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _LINES = re.compile(r"[^\n]+|\n+")
 _MERGES = KEY + "merges"
+# Our own key, in files that were made of a tokenizer.json with a normaliser.
+NORMALIZER, NFC = "insitu.tokenizer.normalizer", "NFC"
 # What no text can spell: a space never is part of a word.
 _UNKNOWN = "[UNK] "
 _BYTE_LEVEL_TYPES = frozenset(set(TokenType) - {TokenType.BYTE})
@@ -46,6 +48,7 @@ class Encoder:
     spell: Callable[[str], bytes]
     missing_bytes: bytes = b""
     dummy_space: Literal["never", "always"] = "never"
+    is_normalized: bool = False
     is_lossy: bool = False
     begin_key: str = "bos_token_id"
     end_key: str = "eos_token_id"
@@ -73,12 +76,27 @@ def _byte_level(tokens: GGUFTokens) -> Encoder:
         # Merging by rank needs no scores; but a file that has wrong ones is a broken file.
         tokens.scores()
     tokenizer = _bpe(tokens, normal, ignore_merges=family.whole_words)
+    is_normalized = _normalize(tokens, tokenizer)
     return Encoder(
         word_encoder(tokenizer, family),
         mapped_bytes,
         missing_bytes=missing_bytes(normal),
+        is_normalized=is_normalized,
         adds_begin=family.adds_bos,
     )
+
+
+def _normalize(tokens: GGUFTokens, tokenizer: Any) -> bool:
+    """Whether text is put into a normal form first, of which the format's own keys say nothing."""
+    from tokenizers import normalizers  # noqa: PLC0415 - slow to import
+
+    form = tokens.metadata.string(NORMALIZER, "")
+    if form not in {"", NFC}:
+        message = f"{shown(form)} is not supported; supported: {NFC}"
+        raise UnsupportedModelError(tokens.path, f"key {NORMALIZER}", message)
+    if form:
+        tokenizer.normalizer = normalizers.NFC()
+    return bool(form)
 
 
 def _family(tokens: GGUFTokens) -> Family:

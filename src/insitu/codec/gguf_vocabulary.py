@@ -79,6 +79,7 @@ def _vocabulary(tokens: GGUFTokens, encoder: Encoder) -> Vocabulary:
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
         dummy_space=encoder.dummy_space,
+        is_normalized=encoder.is_normalized,
         is_lossy=encoder.is_lossy,
         special_texts={
             name: pieces[named[key]] for name, key in _TEXT_KEYS.items() if key in named

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from insitu.codec.gguf_encoders import NFC
 from insitu.codec.gguf_tokens import KEY
 from insitu.codec.pretokenizers import FAMILIES
 from insitu.codec.template_files import DEFAULT, read_texts
@@ -75,7 +76,7 @@ def _tokenizer(source: TensorSource, known: Vocabulary) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [_added(known, text, i) for text, i in sorted(whole.items(), key=_id)],
-        "normalizer": None,
+        "normalizer": {"type": NFC} if known.is_normalized else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts},
         "post_processor": _around(known),
         "decoder": _byte_level(use_regex=True),

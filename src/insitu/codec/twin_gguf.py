@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from insitu.codec.gguf_encoders import NFC, NORMALIZER
 from insitu.codec.gguf_tokens import KEY
 from insitu.codec.pretokenizers import FAMILIES, Family
 from insitu.codec.template_files import DEFAULT, read_texts
@@ -38,8 +39,7 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def gguf_values(source: TensorSource, known: Vocabulary, num_rows: int) -> dict[str, Any]:
     """Keys of the tokenizer, for a token for each of the embedding's rows."""
     file = TokenizerFile(source.path, parse_object(source.path, FILE, source.file(FILE) or b""))
-    if file.values.get("normalizer") is not None:
-        raise file.unsupported("normalizer", "one, of which a GGUF file tells nothing,")
+    normalizers = file.known_steps("normalizer", "normalizers", frozenset({NFC}))
     padding = [f"[PAD{i}]" for i in range(len(known.pieces), num_rows)]
     pieces = [piece or f"[PAD{i}]" for i, piece in enumerate(known.pieces)]
     merges = file.values["model"].get("merges")
@@ -53,7 +53,8 @@ def gguf_values(source: TensorSource, known: Vocabulary, num_rows: int) -> dict[
         "add_bos_token": bool(known.prefix_ids),
         "add_eos_token": bool(known.suffix_ids),
     }
-    return {**{KEY + name: value for name, value in values.items()}, **_templates(source)}
+    own = {NORMALIZER: NFC} if normalizers else {}
+    return {**{KEY + name: value for name, value in values.items()}, **own, **_templates(source)}
 
 
 def _types(known: Vocabulary) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from ollama import _types as ollama_types
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from server.asking import CHAT, TEXT, ask_all
@@ -27,6 +27,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "tiny", "messages": MESSAGES},
     "/api/chat": {"model": "tiny", "messages": MESSAGES, "stream": False},
     "/api/generate": {"model": "tiny", "prompt": "hi", "stream": False},
+    "/v1/embeddings": {"model": "tiny", "input": "hi"},
+    "/api/embed": {"model": "tiny", "input": "hi"},
+    "/api/embeddings": {"model": "tiny", "prompt": "hi"},
 }
 FIELDS: dict[str, list[str]] = {
     CHAT: sorted(get_type_hints(chat_create_params.CompletionCreateParamsStreaming)),
@@ -38,6 +41,9 @@ FIELDS: dict[str, list[str]] = {
     ),
     "/api/chat": sorted(ollama_types.ChatRequest.model_fields),
     "/api/generate": sorted(ollama_types.GenerateRequest.model_fields),
+    "/v1/embeddings": sorted(get_type_hints(embedding_create_params.EmbeddingCreateParams)),
+    "/api/embed": sorted(ollama_types.EmbedRequest.model_fields),
+    "/api/embeddings": sorted(ollama_types.EmbeddingsRequest.model_fields),
 }
 OPTIONS = sorted(ollama_types.Options.model_fields)
 VALUES: list[Any] = [
@@ -52,13 +58,14 @@ def test_a_field_is_honoured_or_refused_by_its_name(path: str) -> None:
     _check(path, bodies)
 
 
-def test_an_option_of_ollama_is_honoured_or_refused_by_its_name() -> None:
+@pytest.mark.parametrize("path", ["/api/chat", "/api/embed"])
+def test_an_option_of_ollama_is_honoured_or_refused_by_its_name(path: str) -> None:
     bodies = [
-        ("options", {**BODIES["/api/chat"], "options": {option: value}})
+        ("options", {**BODIES[path], "options": {option: value}})
         for option in OPTIONS
         for value in VALUES
     ]
-    refusals = _check("/api/chat", bodies)
+    refusals = _check(path, bodies)
     named = {body["options"].popitem()[0] for body, param in refusals if param == "options"}
     assert named == set()
 

@@ -32,7 +32,7 @@ BODIES: list[tuple[bytes, str]] = [
     (b'{"a":' + b"[" * 100 + b"]" * 100 + b"}", "nested"),
     (b'{"a":"\x01"}', "not JSON"),
 ]
-POSTS = [CHAT, TEXT, "/v1/tokenize", "/v1/detokenize"]
+POSTS = [CHAT, TEXT, "/v1/tokenize", "/v1/detokenize", "/v1/embeddings"]
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -67,6 +67,8 @@ OTHER_POSTS = [
     "/v1/messages/count_tokens",
     "/api/chat",
     "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
 ]
 
 

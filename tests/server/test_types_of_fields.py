@@ -9,9 +9,11 @@ from server.asking import CHAT, TEXT, ask_all, chat_body, text_body
 
 from insitu.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from insitu.server.ollama.schema import ChatRequest, GenerateRequest
+from insitu.server.ollama.schema_embed import EmbedOneRequest, EmbedRequest
 from insitu.server.responses.schema import ResponsesRequest
 from insitu.server.schema_chat import ChatCompletionRequest
 from insitu.server.schema_completions import CompletionRequest
+from insitu.server.schema_embeddings import EmbeddingsRequest
 from insitu.server.schema_tokens import DetokenizeRequest, TokenizePromptRequest
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ WIRES: dict[str, tuple[type[Wire], dict[str, Any]]] = {
     "/v1/messages/count_tokens": (CountTokensRequest, chat_body()),
     "/api/chat": (ChatRequest, chat_body()),
     "/api/generate": (GenerateRequest, text_body()),
+    "/v1/embeddings": (EmbeddingsRequest, {"model": "tiny", "input": "hi"}),
+    "/api/embed": (EmbedRequest, {"model": "tiny", "input": "hi"}),
+    "/api/embeddings": (EmbedOneRequest, {"model": "tiny", "prompt": "hi"}),
 }
 OF_A_TYPE = {
     "string": "x", "integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {},

@@ -78,7 +78,7 @@ async def embed(
 
 def _require_room(num_prompts: int, first: Asked, embedding_size: int) -> None:
     assert first.embedding is not None
-    size = first.embedding.dimensions or embedding_size
+    size = min(first.embedding.dimensions or embedding_size, embedding_size)
     if num_prompts * size > MAX_NUMBERS:
         raise Refusal(
             f"{num_prompts} vectors of {size} numbers are more than the {MAX_NUMBERS} numbers of "

@@ -50,9 +50,11 @@ void check(bool holds, const std::string& what) {
   if (!holds && failures++ < 40) std::printf("FAIL %s\n", what.c_str());
 }
 
-// One step's arrays: the next tokens of some sequences, logits wanted of every row, the last first.
+// One step's arrays: the next tokens of some sequences, logits wanted of every row, the last first, and pooled rows
+// of every other.
 struct Step {
-  std::vector<int32_t> token_ids, positions, slots, table, starts{0}, lens, logit_rows;
+  std::vector<int32_t> token_ids, positions, slots, table, starts{0}, lens, logit_rows, pooled_rows;
+  std::vector<float> pooled;
 
   void add(int seq, int first, int num, const Shape& shape) {
     const int stride = 5;  // blocks of the sequences lie among each other
@@ -68,12 +70,15 @@ struct Step {
     starts.push_back(static_cast<int32_t>(token_ids.size()));
     lens.push_back(first + num);
   }
-  Batch batch() {
-    logit_rows.clear();
+  Batch batch(const Executor& executor) {
+    logit_rows.clear(), pooled_rows.clear();
     for (int r = static_cast<int>(token_ids.size()); r-- > 0;) logit_rows.push_back(r);
+    for (int r = 0; r < static_cast<int>(token_ids.size()); r++)
+      if (positions[r] % 2 == 0) pooled_rows.push_back(r);
+    pooled.assign(pooled_rows.size() * executor.pooled_width(), 0);
     return {static_cast<int>(token_ids.size()), static_cast<int>(lens.size()), static_cast<int>(logit_rows.size()),
             kBlocksPerSeq, token_ids.data(), positions.data(), slots.data(), table.data(), starts.data(), lens.data(),
-            logit_rows.data()};
+            logit_rows.data(), static_cast<int>(pooled_rows.size()), pooled_rows.data(), pooled.data()};
   }
 };
 
@@ -85,22 +90,32 @@ struct Chosen {
 
 // What one engine gave for every position of every sequence, however its work was cut.
 struct Outcome {
-  std::vector<std::vector<float>> logits;  // by sequence: [length, vocab]
+  std::vector<std::vector<float>> logits, pooled;  // by sequence: [length, vocab], [length, hidden]
   Chosen chosen;                           // of the last step
 
-  explicit Outcome(int vocab) {
-    for (int length : kLengths) logits.emplace_back(static_cast<size_t>(length) * vocab);
+  explicit Outcome(const Shape& shape) {
+    for (int length : kLengths) {
+      logits.emplace_back(static_cast<size_t>(length) * shape.vocab);
+      pooled.emplace_back(static_cast<size_t>(length) * shape.hidden);
+    }
   }
 };
 
 void forward(Executor& executor, Step& step, const std::vector<int>& seqs, int vocab, Outcome& outcome) {
-  const Batch batch = step.batch();
+  const Batch batch = step.batch(executor);
   std::vector<float> out(static_cast<size_t>(batch.num_logit_rows) * vocab);
   executor.forward(batch, out.data());
   for (size_t s = 0; s < seqs.size(); s++)
     for (int t = step.starts[s]; t < step.starts[s + 1]; t++)
       std::copy_n(out.data() + static_cast<ptrdiff_t>(batch.num_tokens - 1 - t) * vocab, vocab,
                   outcome.logits[seqs[s]].data() + static_cast<ptrdiff_t>(step.positions[t]) * vocab);
+  const int width = executor.pooled_width();
+  for (int p = 0; p < batch.num_pooled_rows; p++) {
+    const int t = batch.pooled_rows[p];
+    const auto s = std::upper_bound(step.starts.begin(), step.starts.end(), t) - step.starts.begin() - 1;
+    std::copy_n(step.pooled.data() + static_cast<ptrdiff_t>(p) * width, width,
+                outcome.pooled[seqs[s]].data() + static_cast<ptrdiff_t>(step.positions[t]) * width);
+  }
 }
 
 Chosen sample(Executor& executor, const Step& last, const Batch& batch) {
@@ -145,7 +160,7 @@ Chosen sample(Executor& executor, const Step& last, const Batch& batch) {
 Outcome run(const Shape& shape, const KernelTable& table, int num_threads, int cut) {
   const TinyDecoder decoder(shape, kLimits, table, cut > 0);
   Executor executor(decoder.spec, shape.kv(), kLimits, num_threads, table);
-  Outcome outcome(shape.vocab);
+  Outcome outcome(shape);
   Random rng{static_cast<uint64_t>(cut)};
   int done[kNumSeqs] = {};
   for (bool is_left = true; is_left;) {
@@ -166,14 +181,15 @@ Outcome run(const Shape& shape, const KernelTable& table, int num_threads, int c
   }
   Step last;  // once more, from what the cache holds
   for (int s = 0; s < kNumSeqs; s++) last.add(s, std::max(0, kLengths[s] - 20), std::min(kLengths[s], 20), shape);
-  outcome.chosen = sample(executor, last, last.batch());
+  outcome.chosen = sample(executor, last, last.batch(executor));
   return outcome;
 }
 
 uint64_t digest_of(const Outcome& outcome) {
   Digest digest;
-  for (const auto& rows : outcome.logits)
-    for (float x : rows) digest.add(x);
+  for (const auto* all : {&outcome.logits, &outcome.pooled})
+    for (const auto& rows : *all)
+      for (float x : rows) digest.add(x);
   const Chosen& c = outcome.chosen;
   for (size_t r = 0; r < c.ids.size(); r++) digest.add(c.ids[r]), digest.add(c.logprobs[r]), digest.add(static_cast<int>(c.status[r]));
   for (size_t i = 0; i < c.top_ids.size(); i++) digest.add(c.top_ids[i]), digest.add(c.top_logprobs[i]);
@@ -181,9 +197,10 @@ uint64_t digest_of(const Outcome& outcome) {
 }
 
 bool is_finite(const Outcome& outcome) {
-  for (const auto& rows : outcome.logits)
-    for (float x : rows)
-      if (!(x - x == 0.0f)) return false;
+  for (const auto* all : {&outcome.logits, &outcome.pooled})
+    for (const auto& rows : *all)
+      for (float x : rows)
+        if (!(x - x == 0.0f)) return false;
   return true;
 }
 

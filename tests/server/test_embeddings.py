@@ -15,6 +15,7 @@ from live_server import live_server
 from llm.conftest import random_path as random_path  # noqa: PLC0414 - a fixture
 from server.asking import BASE, ask_all, error_of, post
 from server.scripted_generator import CARD, Scripted, vector_of
+from server.test_batches import begin, client_of, line, results, until
 from server.test_door import sample, scrape
 
 from insitu.llm.build import build
@@ -246,3 +247,27 @@ def test_a_tenant_pays_for_what_was_embedded() -> None:
     )
     left = [one.headers["x-ratelimit-remaining-tokens"] for one in answers]
     assert left == ["95", "95", "94"]
+
+
+def test_a_batch_embeds(tmp_path: Path) -> None:
+    generator = Scripted()
+
+    async def run() -> None:
+        async with client_of(tmp_path, generator) as client:
+            url = "/v1/embeddings"
+            texts = {"one": "abc", "wrong": [], "two": ["a", "bc"]}
+            lines = [
+                line(name, {"model": "tiny", "input": text}, url=url)
+                for name, text in texts.items()
+            ]
+            batch = await until(client, (await begin(client, lines, url))["id"], "completed")
+            assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+            found = await results(client, batch["output_file_id"])
+            body = found["two"]["response"]["body"]
+            assert [one["index"] for one in body["data"]] == [0, 1]
+            assert body["usage"]["total_tokens"] == 3
+            failed = (await results(client, batch["error_file_id"]))["wrong"]["response"]
+            assert failed["body"]["error"]["param"] == "input"
+            assert {one.priority for one in generator.asked} == {1000}
+
+    asyncio.run(run())

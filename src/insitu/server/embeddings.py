@@ -23,7 +23,7 @@ async def create_embeddings(request: Request) -> Response:
     )
 
     wire = await read_wire(request, EmbeddingsRequest)
-    made = await embed(request, wire.to_requests(new_id("embd")), wire.paths, {})
+    made = await embed(request, wire.to_requests(new_id("embd")), wire.paths)
     shown = as_base64 if wire.encoding_format == "base64" else as_numbers
 
     def write() -> str:

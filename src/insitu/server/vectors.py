@@ -45,22 +45,17 @@ class Vectors:
     warnings: Sequence[str]
 
 
-async def embed(
-    request: Request,
-    asked: Sequence[Asked],
-    paths: Sequence[str],
-    names: Mapping[str, str],
-) -> Vectors:
-    """Run prompts; ``paths`` are where the body has them, ``names`` the caller's, of our fields."""
+async def embed(request: Request, asked: Sequence[Asked], paths: Sequence[str]) -> Vectors:
+    """Run prompts; ``paths`` are where the body has them."""
     generator, record = service_of(request).generator, record_of(request.scope)
     _require_room(len(asked), asked[0], generator.describe().embedding_size)
     prepared: list[Prepared] = []
     warnings = list(record.warnings)
     for one, path in zip(asked, paths, strict=True):
         # A tenant's tokens: there is no max_tokens to make smaller.
-        called = {**names, "prompt": path, "max_tokens": path}
+        names = {"prompt": path, "max_tokens": path}
         is_last = len(prepared) == len(asked) - 1
-        ready = await prepare(request, one, names=called, is_last=is_last)
+        ready = await prepare(request, one, names=names, is_last=is_last)
         _require_few_tokens(record.prompt_tokens or 0)
         told = ready.warnings[len(record.warnings) :]
         warnings += [f"{path}: {text}" for text in told]
@@ -104,7 +99,8 @@ async def _naming(path: str, deltas: AsyncIterator[Delta]) -> AsyncIterator[Delt
             f"{path}: {error}", code=error.code, status=error.status, param=error.param or path
         ) from error
     finally:
-        await getattr(deltas, "aclose")()  # noqa: B009 - an iterator that may be closed
+        if (aclose := getattr(deltas, "aclose", None)) is not None:
+            await aclose()
 
 
 def as_numbers(vector: bytes) -> str:
@@ -121,13 +117,8 @@ def as_base64(vector: bytes) -> str:
     return f'"{base64.b64encode(vector).decode("ascii")}"'
 
 
-class VectorsAnswer(Response):
-    """Fields of which one holds vectors."""
-
-    media_type = "application/json"
-
-
 async def answer(write: Callable[[], str], rest: Mapping[str, object]) -> Response:
     """The fields that ``write`` writes (``"name":value``), and the rest."""
     body = await asyncio.to_thread(lambda: write().encode("ascii"))
-    return VectorsAnswer(b"{" + body + b"," + json_bytes(rest)[1:])
+    whole = b"{" + body + b"," + json_bytes(rest)[1:]
+    return Response(whole, media_type="application/json")

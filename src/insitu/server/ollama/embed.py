@@ -57,7 +57,7 @@ async def _embedded(
 ) -> Vectors:
     card = service_of(request).generator.describe()
     asked = wire.requests(new_id("ollama"), prompts, card.max_model_len)
-    return await embed_all(request, asked, paths, {})
+    return await embed_all(request, asked, paths)
 
 
 def _notes(made: Vectors) -> dict[str, Any]:

@@ -125,6 +125,8 @@ struct Moments {
 // Mass by depth under the most likely token, so that few tokens need sorting to find where it ends.
 constexpr int kMassDepths = 1024;
 constexpr double kDepthsPerNat = 32.0;
+constexpr double kMassUnits = 0x1p40;  // of the most likely token
+constexpr double kSumDoubt = 1e-5;     // relative: 28 nats in float32 are 5e-6 off, exp and sums a tenth of that
 
 struct Scored {
   double score;
@@ -179,7 +181,11 @@ struct KernelTable {
   // Tokens whose bit is 0 become impossible; bit i % 32 of bits[i / 32] is that of logits[i].
   void (*mask_logits)(float* logits, const uint32_t* bits, int n);
   float (*logit_sum)(const float* logits, int n, float maximum);  // sum of exp(logit - maximum)
-  void (*logit_mass)(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth);
+  // Of each kVocabGroup: sum of exp((logit - maximum) / temperature), within kSumDoubt of it and without its exactness.
+  void (*group_sums)(const float* logits, int n, const Tempering& t, float* sums);
+  // The mass of groups whose maximum is `least` or more.
+  void (*logit_mass)(const float* logits, const float* group_maxima, int n, const Tempering& t, float least,
+                     uint64_t* by_depth);
   Moments (*logit_moments)(const float* logits, int n, float maximum);
   // Sum of the tempered exponentials of what `band` holds among ids [first_id, first_id + n).
   double (*band_sum)(const float* logits, const float* group_maxima, int first_id, int n, const Tempering& t,

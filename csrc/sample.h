@@ -57,6 +57,20 @@ static float logit_sum(const float* logits, int n, float maximum) {
   return reduce_add(sum);
 }
 
+static void group_sums(const float* logits, int n, const Tempering& t, float* sums) {
+  const f32x16 most = broadcast(t.maximum), scale = broadcast(static_cast<float>(1.0 / t.temperature));
+  for (int start = 0; start < n; start += kVocabGroup) {
+    f32x16 x[4];
+    INSITU_UNROLL for (int i = 0; i < 4; i++) {
+      const mask16 is_there = first_lanes(n - start - 16 * i);
+      const f32x16 v = select(is_there, load_masked(is_there, logits + start + 16 * i), broadcast(-__builtin_inff()));
+      x[i] = mul(sub(v, most), scale);
+    }
+    exp_in_range(x);
+    *sums++ = reduce_add(add(add(x[0], x[1]), add(x[2], x[3])));
+  }
+}
+
 static inline double tempered(float logit, const Tempering& t) {
   return (static_cast<double>(logit) - static_cast<double>(t.maximum)) / t.temperature;
 }
@@ -77,12 +91,20 @@ static inline int depth_of(float logit, const Tempering& t) {
 }
 
 // Adds each token's mass to that of its depth, which falls as its logit rises: equal logits, one depth.
-static void logit_mass(const float* logits, const float* group_maxima, int n, const Tempering& t, uint64_t* by_depth) {
+static void logit_mass(const float* logits, const float* group_maxima, int n, const Tempering& t, float least,
+                       uint64_t* by_depth) {
+  // exp(-28.5) is less than half a unit of mass.
+  const auto is_wanted = [&](float most) { return most >= least && tempered(most, t) >= -28.5; };
+  const int num_groups = (n + kVocabGroup - 1) / kVocabGroup;
+  int num_wanted = 0;
+  for (int group = 0; group < num_groups; group++) num_wanted += is_wanted(group_maxima[group]);
   // Neighbours are often of one depth: two sums of each, lest every addition wait for the last.
-  uint64_t sums[2][kMassDepths] = {};
-  for (int start = 0; start < n; start += kVocabGroup) {
-    // exp(-28.5) is less than half a unit of mass.
-    if (tempered(group_maxima[start / kVocabGroup], t) < -28.5) continue;
+  constexpr int kFew = 8;
+  uint64_t more[2][kMassDepths];
+  uint64_t* const sums[2] = {num_wanted > kFew ? more[0] : by_depth, num_wanted > kFew ? more[1] : by_depth};
+  if (num_wanted > kFew) __builtin_memset(more, 0, sizeof more);
+  for (int start = 0; num_wanted > 0 && start < n; start += kVocabGroup) {
+    if (!is_wanted(group_maxima[start / kVocabGroup])) continue;
     const int count = n - start < kVocabGroup ? n - start : kVocabGroup;
     double z[kVocabGroup];
     uint64_t mass[kVocabGroup];
@@ -97,7 +119,7 @@ static void logit_mass(const float* logits, const float* group_maxima, int n, co
     }
     for (int i = 0; i < count; i++) sums[i % 2][depth[i]] += mass[i];
   }
-  for (int i = 0; i < kMassDepths; i++) by_depth[i] += sums[0][i] + sums[1][i];
+  for (int i = 0; num_wanted > kFew && i < kMassDepths; i++) by_depth[i] += more[0][i] + more[1][i];
 }
 
 static Moments logit_moments(const float* logits, int n, float maximum) {
@@ -292,7 +314,7 @@ static double exp_double(double x) { return exp_d(x); }
 #define INSITU_EXECUTOR_ENTRIES                                                                             \
   INSITU_ELEMENTWISE_ENTRIES, .write_kv = write_kv,                                                          \
   .attend_chunks = attend_chunks, .fold_chunk = fold_chunk, .take_output = take_output,                     \
-  .logit_maxima = logit_maxima, .mask_logits = mask_logits, .logit_sum = logit_sum, .logit_mass = logit_mass, \
+  .logit_maxima = logit_maxima, .mask_logits = mask_logits, .logit_sum = logit_sum, .group_sums = group_sums, .logit_mass = logit_mass, \
   .logit_moments = logit_moments, .band_sum = band_sum, .best_score = best_score, .token_probability = token_probability, .token_mass = token_mass,               \
   .token_depth = depth_of, .token_score = token_score, .log_double = log_double,                        \
   .exp_double = exp_double, .uniform = uniform

@@ -70,6 +70,7 @@ Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int
   Carver carver{scratch};
   const size_t rows = max_num_rows, threads = num_threads, chunks = rows * num_chunks_;
   group_maxima_ = carver.take<float>(rows * num_groups_);
+  group_sums_ = carver.take<float>(rows * num_groups_);
   chunk_maxima_ = carver.take<float>(chunks);
   chunk_sums_ = carver.take<double>(chunks);
   chunk_moments_ = carver.take<Moments>(chunks);
@@ -85,7 +86,7 @@ Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int
 size_t Sampler::scratch_bytes(int vocab_size, int max_num_rows, int num_threads) {
   const size_t rows = max_num_rows, threads = num_threads;
   const size_t chunks = rows * chunks_of(vocab_size), groups = groups_of(vocab_size);
-  return align_up(rows * groups * sizeof(float)) + align_up(chunks * sizeof(float)) +
+  return 2 * align_up(rows * groups * sizeof(float)) + align_up(chunks * sizeof(float)) +
          align_up(chunks * sizeof(double)) + align_up(chunks * sizeof(Moments)) +
          align_up(rows * threads * kMassDepths * sizeof(uint64_t)) + align_up(rows * threads * sizeof(Scored)) +
          align_up(chunks * sizeof(bool)) + align_up(rows * sizeof(Row)) +
@@ -102,7 +103,7 @@ void Sampler::for_parts(ThreadPool& pool, int num_rows, Body&& body) {
 }
 
 void Sampler::run(ThreadPool& pool, float* logits, int num_rows, const Sampling& sampling, const Sampled& out) {
-  bool has_changes = false, has_walks = false, has_bands = false, has_sums = false;
+  bool has_changes = false, has_walks = false, has_masses = false, has_bands = false, has_sums = false;
   clear(out, num_rows);
   for (int r = 0; r < num_rows; r++) begin(r, logits + static_cast<ptrdiff_t>(r) * vocab_size_, sampling);
   for_parts(pool, num_rows, [&](int row, const Part& part, int) { survey(row, part); });
@@ -114,11 +115,21 @@ void Sampler::run(ThreadPool& pool, float* logits, int num_rows, const Sampling&
   for (int r = 0; r < num_rows; r++) {
     prepare(r, sampling);
     has_walks |= rows_[r].wants_walk();
+    has_masses |= rows_[r].wants_mass;
     has_bands |= rows_[r].wants_band;
     has_sums |= rows_[r].logprobs == Logprobs::Processed;
   }
   if (has_walks)
     for_parts(pool, num_rows, [&](int row, const Part& part, int worker) { walk(row, part, worker); });
+  if (has_masses) {
+    pool.run(num_rows, [&](int r, int) {
+      Row& row = rows_[r];
+      if (row.wants_rest) row.rest = rest_of(view_of(r, 0), row.tempering, sums_of(r), row.truncation.top_p);
+    });
+    for_parts(pool, num_rows, [&](int row, const Part& part, int worker) {
+      if (rows_[row].wants_mass) weigh(row, part, worker);
+    });
+  }
   if (has_bands || has_sums) {
     pool.run(num_rows, [&](int row, int worker) { find_band(row, sampling.top_n_sigma[row], worker); });
     for_parts(pool, num_rows, [&](int row, const Part& part, int worker) {
@@ -206,6 +217,8 @@ void Sampler::prepare(int r, const Sampling& s) {
   row.wants_moments = s.top_n_sigma[r] > 0;
   const bool is_plain = row.truncation.is_plain() && !row.wants_moments;
   row.wants_mass = is_plain && row.truncation.top_p < 1 && row.truncation.top_k == 0;
+  // Not worth it where temperature makes single precision a coarse one.
+  row.wants_rest = row.wants_mass && s.min_p[r] == 0 && is_within(s.temperature[r], 0.01, 100);
   row.wants_band = !is_plain || row.wants_mass || row.truncation.top_k > 0;
   row.wants_best = true;
   if (row.wants_mass) std::fill_n(masses_of(r, 0), num_threads_ * kMassDepths, uint64_t{0});
@@ -221,11 +234,15 @@ void Sampler::walk(int r, const Part& part, int worker) {
     chunk_sums_[part.at] = table_.logit_sum(logits, part.num, row.tempering.maximum);
   if (row.wants_moments)
     chunk_moments_[part.at] = table_.logit_moments(logits, part.num, row.tempering.maximum);
-  if (row.wants_mass) {
-    const float* maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
-    table_.logit_mass(logits, maxima, part.num, row.tempering, masses_of(r, worker));
-  }
+  if (row.wants_rest) table_.group_sums(logits, part.num, row.tempering, sums_of(r) + part.first / kVocabGroup);
   if (row.wants_best && !row.wants_band && row.logprobs != Logprobs::Processed) score(r, part, worker);
+}
+
+// Masses by depth, of all but the rest.
+void Sampler::weigh(int r, const Part& part, int worker) {
+  const Row& row = rows_[r];
+  const float* maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
+  table_.logit_mass(row.logits + part.first, maxima, part.num, row.tempering, row.rest.least, masses_of(r, worker));
 }
 
 // The best that a worker has seen, whatever parts it took, and the sum over what it was chosen among.
@@ -244,13 +261,7 @@ void Sampler::find_band(int r, double top_n_sigma, int worker) {
   if (!row.wants_band) return;
   const RowView view = view_of(r, worker);
   Truncation& wanted = row.truncation;
-  if (row.wants_mass) {
-    uint64_t* masses = masses_of(r, 0);
-    for (int w = 1; w < num_threads_; w++)
-      for (int depth = 0; depth < kMassDepths; depth++) masses[depth] += masses_of(r, w)[depth];
-    row.band = band_of_top_p(view, row.tempering, masses, wanted.top_p);
-    return;
-  }
+  if (row.wants_mass) return find_mass_band(r, worker);
   if (row.wants_moments) {
     const Moments* parts = chunk_moments_ + first_chunk_of(r);
     Moments m{0, 0, 0};
@@ -269,6 +280,21 @@ void Sampler::find_band(int r, double top_n_sigma, int worker) {
   if (row.band.most == kInfinity) return;
   const Scored best{table_.token_score(row.band.most, row.band.first_id, row.tempering, row.noise), row.band.first_id};
   std::fill_n(best_of(r, 0), num_threads_, best);
+}
+
+void Sampler::find_mass_band(int r, int worker) {
+  Row& row = rows_[r];
+  const RowView view = view_of(r, worker);
+  uint64_t* masses = masses_of(r, 0);
+  for (int w = 1; w < num_threads_; w++)
+    for (int depth = 0; depth < kMassDepths; depth++) masses[depth] += masses_of(r, w)[depth];
+  if (band_of_top_p(view, row.tempering, masses, row.rest, row.truncation.top_p, &row.band)) return;
+  // Seldom: what was in doubt decides.
+  row.rest = {};
+  std::fill_n(masses, kMassDepths, uint64_t{0});
+  for (int first = 0; first < vocab_size_; first += kVocabChunk)
+    weigh(r, {first, std::min(kVocabChunk, vocab_size_ - first), 0}, 0);
+  band_of_top_p(view, row.tempering, masses, row.rest, row.truncation.top_p, &row.band);
 }
 
 void Sampler::finish(int r, const Sampling& s, const Sampled& out, int worker) {

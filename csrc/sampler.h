@@ -70,15 +70,16 @@ class Sampler {
     Noise noise;
     Truncation truncation;
     Band band;
+    Rest rest;                  // of which mass is not exact
     int most_likely, num_logprobs;
     double log_sum;             // of the exponentials that log-probabilities are of
     Logprobs logprobs;
     RowStatus status;
-    bool is_changed, is_chosen, wants_moments, wants_mass, wants_best, wants_band;
+    bool is_changed, is_chosen, wants_moments, wants_mass, wants_rest, wants_best, wants_band;
 
     bool is_open() const { return status == RowStatus::Chosen; }
     bool wants_walk() const {
-      return logprobs == Logprobs::Raw || wants_moments || wants_mass || (wants_best && !wants_band);
+      return logprobs == Logprobs::Raw || wants_moments || wants_rest || (wants_best && !wants_band);
     }
   };
   struct Part {                 // of a row: what one worker walks over at a time
@@ -94,7 +95,9 @@ class Sampler {
   void change(ThreadPool& pool, int num_rows, const Sampling& sampling, const Sampled& out);
   void prepare(int index, const Sampling& sampling);
   void walk(int row, const Part& part, int worker);
+  void weigh(int row, const Part& part, int worker);
   void score(int row, const Part& part, int worker);
+  void find_mass_band(int row, int worker);
   void find_band(int row, double top_n_sigma, int worker);
   void finish(int index, const Sampling& sampling, const Sampled& out, int worker);
   int winner_of(int row) const;
@@ -108,6 +111,7 @@ class Sampler {
             ids_ + static_cast<ptrdiff_t>(worker) * vocab_size_, more_ids_ + static_cast<ptrdiff_t>(worker) * vocab_size_,
             sorted_maxima_ + static_cast<ptrdiff_t>(worker) * num_groups_};
   }
+  float* sums_of(int row) const { return group_sums_ + static_cast<ptrdiff_t>(row) * num_groups_; }
   ptrdiff_t first_chunk_of(int row) const { return static_cast<ptrdiff_t>(row) * num_chunks_; }
   uint64_t* masses_of(int row, int worker) const {
     return masses_ + (static_cast<ptrdiff_t>(row) * num_threads_ + worker) * kMassDepths;
@@ -118,7 +122,7 @@ class Sampler {
   const KernelTable& table_;
   const int vocab_size_, num_chunks_, num_groups_, num_threads_;
   // [max_num_rows, ...] each
-  float* group_maxima_;
+  float *group_maxima_, *group_sums_;
   float* chunk_maxima_;
   double* chunk_sums_;
   Moments* chunk_moments_;

@@ -202,13 +202,38 @@ Band band_of_top_k(const RowView& row, const Tempering& t, int top_k, double top
   return end_of_mass(row, t, kept, 0, top_p * static_cast<double>(total));
 }
 
-// The depth at which the mass suffices is found by counting; only the tokens of that depth are sorted.
-Band band_of_top_p(const RowView& row, const Tempering& t, const uint64_t* by_depth, double top_p) {
-  uint64_t total = 0, before = 0;
-  for (int depth = 0; depth < kMassDepths; depth++) total += by_depth[depth];
-  const double wanted = top_p * static_cast<double>(total);
+Rest rest_of(const RowView& row, const Tempering& t, const float* group_sums, double top_p) {
+  constexpr int kNats = 29;
+  constexpr double kMostRest = 0.4;  // of what top_p cuts: the heavy groups hold light tokens as well
+  const double most = t.maximum;
+  double by_nat[kNats] = {}, total = 0, rest = 0;
+  for (int group = 0; group < row.num_groups; group++) {
+    const double nats = (most - static_cast<double>(row.maxima[group])) / t.temperature;
+    by_nat[static_cast<int>(std::min(nats, kNats - 1.0))] += static_cast<double>(group_sums[group]);
+    total += static_cast<double>(group_sums[group]);
+  }
+  int nat = kNats;
+  while (nat > 1 && rest + by_nat[nat - 1] <= kMostRest * (1 - top_p) * total) rest += by_nat[--nat];
+  Rest found;
+  if (nat == kNats) return found;
+  found.least = as_float(most - nat * t.temperature);
+  for (int group = 0; group < row.num_groups; group++)
+    if (row.maxima[group] < found.least) found.mass += kMassUnits * static_cast<double>(group_sums[group]);
+  // Each mass is rounded to a whole unit, and a sum of them, as a double, to 2^-53 of itself.
+  found.doubt = kSumDoubt * found.mass + row.vocab_size + 1e-13 * kMassUnits * total;
+  return found;
+}
+
+namespace {
+
+// The depth at which the mass suffices is found by counting; only the tokens of that depth are sorted. Depths
+// from `num_depths` on are not known whole: false where the mass suffices no sooner.
+bool band_of_mass(const RowView& row, const Tempering& t, const uint64_t* by_depth, int num_depths, double wanted,
+                  Band* band) {
+  uint64_t before = 0;
   int depth = 0;
-  while (depth < kMassDepths - 1 && static_cast<double>(before + by_depth[depth]) < wanted) before += by_depth[depth++];
+  while (depth < num_depths - 1 && static_cast<double>(before + by_depth[depth]) < wanted) before += by_depth[depth++];
+  if (num_depths < kMassDepths && static_cast<double>(before + by_depth[depth]) < wanted) return false;
   // Bounds a little too wide, then exactly those of the depth.
   const double nats = depth / kDepthsPerNat * t.temperature, step = t.temperature / kDepthsPerNat;
   const double slack = 1e-5 * (std::abs(static_cast<double>(t.maximum)) + nats + step);
@@ -219,7 +244,25 @@ Band band_of_top_p(const RowView& row, const Tempering& t, const uint64_t* by_de
            (t.min_p == 0 || row.table.token_probability(row.logits[id], t) >= t.min_p);
   };
   kept.num = static_cast<int>(std::partition(kept.ids, kept.ids + kept.num, is_kept) - kept.ids);
-  return end_of_mass(row, t, kept, before, wanted);
+  *band = end_of_mass(row, t, kept, before, wanted);
+  return true;
+}
+
+}  // namespace
+
+bool band_of_top_p(const RowView& row, const Tempering& t, const uint64_t* by_depth, const Rest& rest, double top_p,
+                   Band* band) {
+  uint64_t total = 0;
+  for (int depth = 0; depth < kMassDepths; depth++) total += by_depth[depth];
+  if (rest.least == kImpossible)
+    return band_of_mass(row, t, by_depth, kMassDepths, top_p * static_cast<double>(total), band);
+  // A token of the rest lies at this depth or deeper.
+  const int num_depths = row.table.token_depth(rest.least, t);
+  const double mass = static_cast<double>(total) + rest.mass;
+  Band other;
+  return num_depths > 0 && band_of_mass(row, t, by_depth, num_depths, top_p * (mass - rest.doubt), band) &&
+         band_of_mass(row, t, by_depth, num_depths, top_p * (mass + rest.doubt), &other) &&
+         band->least == other.least && band->last_id == other.last_id;
 }
 
 Band band_of_chain(const RowView& row, const Tempering& t, const Truncation& truncation) {

@@ -34,8 +34,19 @@ struct Truncation {
 
 // For a plain truncation: by top_k, and top_p of what it leaves.
 Band band_of_top_k(const RowView& row, const Tempering& t, int top_k, double top_p);
-// For a plain one without top_k; `by_depth` is the sum of all logit_mass.
-Band band_of_top_p(const RowView& row, const Tempering& t, const uint64_t* by_depth, double top_p);
+
+// Groups of logits whose mass is not worth knowing exactly: those with a maximum below `least`.
+struct Rest {
+  float least = -__builtin_inff();
+  double mass = 0, doubt = 0;   // in units of mass; how far off it may be
+};
+// As much as cannot matter much to top_p, by the groups' sums.
+Rest rest_of(const RowView& row, const Tempering& t, const float* group_sums, double top_p);
+// For a plain one without top_k; `by_depth` is the sum of logit_mass of all groups but the rest. False where
+// the band might be another one by the doubt there is.
+bool band_of_top_p(const RowView& row, const Tempering& t, const uint64_t* by_depth, const Rest& rest, double top_p,
+                   Band* band);
+
 // For any. `t` has the temperature that truncation sees, and no min_p.
 Band band_of_chain(const RowView& row, const Tempering& t, const Truncation& truncation);
 

@@ -13,32 +13,31 @@ constexpr int kVectors = kBlockOutputs / kLanes;
 
 // The weights that come next, fetched into the second cache while the present ones are multiplied. A load that
 // waits keeps in the scheduler all that depends on it, so that a format with more to do for a line has fewer
-// lines under way; a prefetch keeps nothing. Lines are taken from four places in turn: a core's own prefetcher
+// lines under way; a prefetch keeps nothing. Lines are taken from four places at a time: a core's own prefetcher
 // follows a page each, and one page alone is less than memory can give.
 struct Ahead {
   const uint8_t* at;
   ptrdiff_t stride;     // between streams
-  int stream, left, lines_per_group;
+  int left;             // fours of lines
+  int step, due;        // fours a group and due so far, in 1/256
 
-  static constexpr int kStreams = 4;
+  static constexpr int kStreams = 4, kWhole = 256;
 
   // Part `part` of the lines of what begins at `next`, a few in each of `groups` groups.
   static Ahead share(const uint8_t* next, int lines, int part, int parts, int groups) {
-    const ptrdiff_t stride = ptrdiff_t{64} * ((lines + kStreams - 1) / kStreams);
-    const int first = static_cast<int>(int64_t{lines} * part / parts);
-    const int count = static_cast<int>(int64_t{lines} * (part + 1) / parts) - first;
-    return {next + first % kStreams * stride + ptrdiff_t{64} * (first / kStreams), stride, first % kStreams, count,
-            (count + groups - 1) / groups};
+    const int fours = (lines + kStreams - 1) / kStreams;
+    const RowTile mine = near_equal(fours, parts, part);
+    return {next + ptrdiff_t{64} * mine.first, ptrdiff_t{64} * fours, mine.rows,
+            (kWhole * mine.rows + groups - 1) / groups, kWhole - 1};
   }
 
   INSITU_INLINE void group() {
-    const int count = lines_per_group < left ? lines_per_group : left;
+    due += step;
+    const int count = due / kWhole < left ? due / kWhole : left;
+    due %= kWhole;
     left -= count;
-    for (int i = 0; i < count; i++) {
-      __builtin_prefetch(at, 0, 2);
-      at += stride;
-      if (++stream == kStreams) stream = 0, at += 64 - kStreams * stride;
-    }
+    for (int i = 0; i < count; i++, at += 64)
+      INSITU_UNROLL for (int stream = 0; stream < kStreams; stream++) __builtin_prefetch(at + stream * stride, 0, 2);
   }
 };
 

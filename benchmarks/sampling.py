@@ -3,8 +3,10 @@
     python benchmarks/sampling.py qwen2.5-coder-0.5b-instruct.gguf --batch 1,16
 
 Every step is one native call, forward and sampling; the operators' own clock says what sampling
-took. "even" logits are those of the model at a temperature of 100: nearly all tokens are alike,
-which no truncation finds easy. Medians over the steps of each setting.
+took. Each row continues a text, this program's own, from another place in it. "even" logits are
+those of the model at a temperature of 100: nearly all tokens are alike, which no truncation finds
+easy.
+Medians over the steps of each setting.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from insitu.codec.tokenizer import load_tokenizer
 from insitu.engine.machine import memory_limit
 from insitu.engine.plan import Wanted, make_plan
 from insitu.engine.start import make_native
@@ -29,6 +32,9 @@ from insitu.weights.source import open_source
 
 if TYPE_CHECKING:
     from insitu.kernels.native import Native
+    from insitu.weights.source import TensorSource
+
+Ids = np.ndarray[Any, np.dtype[np.int32]]
 
 CONTEXT = 128
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -50,16 +56,53 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def decode_batch(rows: int, block_size: int, vocab_size: int) -> Batch:
-    """One token of each of so many sequences."""
-    num_blocks = CONTEXT // block_size + 1
+def batch_of(texts: list[Ids], first: int, block_size: int) -> Batch:
+    """Of each sequence the tokens from ``first`` on; logits of its last."""
+    rows, num = len(texts), len(texts[0]) - first
+    num_blocks = len(texts[0]) // block_size + 1
     blocks = np.arange(rows * num_blocks, dtype=np.int32).reshape(rows, num_blocks)
-    at = np.full(rows, CONTEXT, np.int32)
-    slots = blocks[:, CONTEXT // block_size] * block_size + CONTEXT % block_size
-    ids = np.random.default_rng(1).integers(vocab_size, size=rows, dtype=np.int32)
-    ranks = np.arange(rows, dtype=np.int32)
-    starts = np.arange(rows + 1, dtype=np.int32)
-    return Batch(ids, at, slots.astype(np.int32), blocks, starts, at + 1, ranks)
+    positions = np.arange(first, first + num, dtype=np.int32)
+    slots = blocks[:, positions // block_size] * block_size + positions % block_size
+    starts = np.arange(rows + 1, dtype=np.int32) * num
+    return Batch(
+        np.concatenate([ids[first:] for ids in texts]),
+        np.tile(positions, rows),
+        slots.ravel().astype(np.int32),
+        blocks,
+        starts,
+        np.full(rows, first + num, np.int32),
+        starts[1:] - 1,
+    )
+
+
+def texts_of(source: TensorSource, rows: int) -> list[Ids]:
+    """As many pieces of this file, a context and the token after it."""
+    tokenizer = load_tokenizer(source)
+    text = Path(__file__).read_text()
+    encoded = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    ids = np.array(encoded, np.int32)
+    return [
+        ids[at : at + CONTEXT + 1]
+        for at in np.linspace(0, len(ids) - CONTEXT - 1, rows).astype(int)
+    ]
+
+
+def decode_batch(engine: Native, texts: list[Ids], block_size: int) -> Batch:
+    """The last token of each text, those before it being in the cache."""
+    for row in range(len(texts)):
+        one = batch_of(texts, 0, block_size)
+        tokens = slice(row * (CONTEXT + 1), row * (CONTEXT + 1) + CONTEXT)
+        prompt = Batch(
+            one.token_ids[tokens],
+            one.positions[tokens],
+            one.slot_mapping[tokens],
+            one.block_table[row : row + 1],
+            np.array([0, CONTEXT], np.int32),
+            np.array([CONTEXT], np.int32),
+            np.array([CONTEXT - 1], np.int32),
+        )
+        engine.forward(prompt)
+    return batch_of(texts, CONTEXT, block_size)
 
 
 def arrays_of(name: str, rows: int, vocab_size: int) -> SamplingArrays:
@@ -102,13 +145,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     given = parser.parse_args()
     batches = [int(one) for one in given.batch.split(",")]
-    model = load_model(open_source(given.model))
+    source = open_source(given.model)
+    model = load_model(source)
     wanted = Wanted(threads=given.threads, max_model_len=256, max_num_seqs=max(batches))
     plan = make_plan(model, wanted, memory_limit())
     engine = make_native(model, plan)
     print(f"{engine.isa}, {engine.num_threads} threads, {engine.vocab_size:,} tokens")
     for rows in batches:
-        batch = decode_batch(rows, plan.block_size, engine.vocab_size)
+        batch = decode_batch(engine, texts_of(source, rows), plan.block_size)
         measure(engine, batch, arrays_of("greedy", rows, engine.vocab_size), 5)
         for name in SETTINGS:
             arrays = arrays_of(name, rows, engine.vocab_size)

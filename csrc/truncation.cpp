@@ -215,10 +215,16 @@ Rest rest_of(const RowView& row, const Tempering& t, const float* group_sums, do
   int nat = kNats;
   while (nat > 1 && rest + by_nat[nat - 1] <= kMostRest * (1 - top_p) * total) rest += by_nat[--nat];
   Rest found;
-  if (nat == kNats) return found;
-  found.least = as_float(most - nat * t.temperature);
-  for (int group = 0; group < row.num_groups; group++)
-    if (row.maxima[group] < found.least) found.mass += kMassUnits * static_cast<double>(group_sums[group]);
+  const float least = as_float(most - nat * t.temperature);
+  int num_light = 0;
+  for (int group = 0; group < row.num_groups; group++) {
+    if (row.maxima[group] >= least) continue;
+    found.mass += kMassUnits * static_cast<double>(group_sums[group]);
+    num_light++;
+  }
+  // Of logits so even the band is likely to end in the rest.
+  if (num_light < row.num_groups / 2) return {};
+  found.least = least;
   // Each mass is rounded to a whole unit, and a sum of them, as a double, to 2^-53 of itself.
   found.doubt = kSumDoubt * found.mass + row.vocab_size + 1e-13 * kMassUnits * total;
   return found;

@@ -179,6 +179,52 @@ def test_processed_log_probabilities_are_of_what_was_chosen_among(settings: dict
         assert np.allclose(told, exact[results[0].top_ids[row, :num]], atol=3e-6)
 
 
+@pytest.mark.parametrize(
+    ("top_p", "depth", "num_kept"),
+    [
+        (
+            0.5,
+            25.0,
+            2,
+        ),  # the others have two units of mass each: half of all is more than one token
+        (0.5, 40.0, 1),  # they have none
+        (0.25, 25.0, 1),
+        (0.9, 25.0, 2),
+        (1 - 1e-9, 25.0, None),  # and some of the others
+    ],
+)
+def test_top_p_is_exact_where_light_tokens_decide(
+    top_p: float, depth: float, num_kept: int | None
+) -> None:
+    logits = np.full((1, 20_000), 3.0 - depth, np.float32)
+    logits[0, [70, 9000]] = 3.0
+    wanted = kept_ids(logits[0], Draw(temperature=1.0, top_p=top_p))
+    assert len(wanted) == num_kept or num_kept is None
+    arrays = sampling(1, temperature=1.0, top_p=top_p, seed=SEED, num_logprobs=4, is_processed=1)
+    share = -np.log(len(wanted) if num_kept else 2.0)
+    for isa in available_isas():
+        result = sample(logits, arrays, isa=isa)
+        num = min(4, len(wanted))
+        assert result.top_ids[0, :num].tolist() == wanted[:num].tolist()
+        assert (result.top_ids[0, num:] == -1).all()
+        assert result.top_logprobs[0, 0] == pytest.approx(share, abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 2.0, 3.0, 5.0])
+def test_top_p_of_a_large_vocabulary_keeps_the_same_tokens(spread: float) -> None:
+    shares = [0.2, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.99999]
+    rows, vocab = len(shares), 30_000
+    logits = (np.random.default_rng(5).standard_normal((rows, vocab)) * spread).astype(np.float32)
+    arrays = sampling(
+        rows, temperature=0.9, top_p=shares, seed=SEED, num_logprobs=vocab, is_processed=1
+    )
+    result = sample(logits, arrays, num_threads=2)
+    for row, share in enumerate(shares):
+        told = result.top_ids[row]
+        wanted = kept_ids(logits[row], Draw(temperature=0.9, top_p=share))
+        assert np.sort(told[told >= 0]).tolist() == np.sort(wanted).tolist()
+
+
 def test_a_given_token_is_not_chosen_but_told_of() -> None:
     logits = _logits(4, 500)
     arrays = sampling(

@@ -21,7 +21,7 @@ from insitu.evaluate.models import BLOCK_SIZE, ROWS
 from insitu.evaluate.run import DEFAULT_WINDOW
 from insitu.evaluate.text import SAMPLE, cut, read_text
 from insitu.kernels.reference import Reference
-from insitu.kernels.reference_math import quantize
+from insitu.kernels.reference_math import quantize, quantize_inputs
 from insitu.models.batch import Batch
 from insitu.models.kv_cache import kv_layout
 from insitu.models.load import LoadedModel, load_model
@@ -50,8 +50,14 @@ def exact(x: Float32, _: int) -> Float32:
 
 
 def scaled(x: Float32, group: int) -> Float32:
-    """One scale for a group, from the largest magnitude: what kernels do."""
+    """One scale for a group, from the largest magnitude."""
     rows = quantize(x, group)
+    return _spread(rows.scale, x) * rows.q
+
+
+def sided(x: Float32, group: int) -> Float32:
+    """The same with a zero point where a group is one-sided: what kernels do."""
+    rows = quantize_inputs(x, group)
     return _spread(rows.scale, x) * rows.q
 
 
@@ -87,6 +93,7 @@ def _spread(scale: Float32, x: Float32) -> Float32:
 WAYS: Mapping[str, Callable[[Float32, int], Float32]] = {
     "exact": exact,
     "scale": scaled,
+    "sided": sided,
     "half": halves,
     "zero": zeroed,
     "planes": two_planes,
@@ -114,6 +121,8 @@ class Plan:
 
 
 PLANS = (
+    Plan("sided"),
+    Plan("sided", (("head", "planes"),)),
     Plan("scale"),
     Plan("scale", (("head", "planes"),)),
     Plan("zero"),

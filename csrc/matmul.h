@@ -51,7 +51,7 @@ template <bool HasMin>
 struct Nibbles32 {
   static constexpr size_t kGroupBytes = HasMin ? 640 : 576;
   static constexpr size_t kScales = 512;
-  static constexpr int kOffset = HasMin ? -1 : 0;  // which of the record's three offsets
+  static constexpr int kOffset = HasMin ? 0 : -8;
   static constexpr bool kHasMin = HasMin;
   static constexpr int kMaxQ = 15;
 
@@ -80,7 +80,7 @@ struct Nibbles32 {
 struct Bytes32 {
   static constexpr size_t kGroupBytes = 1088;
   static constexpr size_t kScales = 1024;
-  static constexpr int kOffset = 2;
+  static constexpr int kOffset = -128;
   static constexpr bool kHasMin = false;
   static constexpr int kMaxQ = 255;
 
@@ -102,7 +102,7 @@ template <bool HasMin>
 struct Fifths32 {
   static constexpr size_t kGroupBytes = HasMin ? 768 : 704;
   static constexpr size_t kScales = 640;
-  static constexpr int kOffset = HasMin ? -1 : 1;
+  static constexpr int kOffset = HasMin ? 0 : -16;
   static constexpr bool kHasMin = HasMin;
   static constexpr int kMaxQ = 31;
 
@@ -122,23 +122,48 @@ struct Fifths32 {
   }
 };
 
+constexpr uint8_t kOnes[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                               1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
 template <class Codec>
 struct Scaled32 {
   static constexpr size_t kGroupBytes = Codec::kGroupBytes;
+  static constexpr int kInRecord = Codec::kOffset == -128 ? -128 : -8, kTimes = Codec::kOffset / kInRecord;
 
-  // acc = fma(float(idot), ws * as, acc), then with minima acc = fma(m, as * float(isum), acc).
+  // dots += shift * the sum of each output's weights, both within 16 bits.
+  template <int R>
+  static INSITU_INLINE void add_shifts(const uint8_t* w, const uint8_t* shifts, ivec (&dots)[R][kTogether]) {
+    constexpr int32_t offset = 32 * Codec::kOffset;
+    __asm__("" : "+r"(w));  // lest what was unpacked for the rows be kept for this rare case
+    Dot<Codec::kMaxQ> d[1][kTogether];
+    INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[0][v].start(offset);
+    Codec::template dot<1>(w, kOnes, d);
+    INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
+      const ivec weights = d[0][v].finish(offset);
+      INSITU_UNROLL for (int r = 0; r < R; r++)
+        dots[r][v] = add_pairs(dots[r][v], weights, isame(static_cast<uint16_t>(static_cast<int8_t>(shifts[r]))));
+    }
+  }
+
+  // acc = fma(float(idot), ws * as, acc), then with minima acc = fma(m, as * float(isum), acc); idot and isum are of
+  // the inputs' integers with their shift.
   template <int R>
   static INSITU_INLINE void run(const uint8_t* w, int first, int k, const uint8_t* a, Ahead ahead, Sums<R>& acc) {
     for (int g = 0; g < k / 32; g++, w += kGroupBytes, a += R * kRecord32) {
       ahead.group();
-      const uint8_t *scales = a + 32 * R, *offsets = scales + 4 * R * (1 + Codec::kOffset), *sums = scales + 16 * R;
+      const uint8_t *scales = a + 32 * R, *offsets = scales + (kInRecord == -8 ? 4 : 8) * R;
+      const uint8_t *shifts = scales + 12 * R, *sums = scales + 16 * R;
       Dot<Codec::kMaxQ> d[R][kTogether];
       int32_t offset[R];
       INSITU_UNROLL for (int r = 0; r < R; r++) {
-        offset[r] = Codec::kOffset < 0 ? 0 : four_bytes(offsets + 4 * r);
+        offset[r] = kTimes == 0 ? 0 : kTimes * four_bytes(offsets + 4 * r);
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) d[r][v].start(offset[r]);
       }
       Codec::template dot<R>(w + 4 * first, a, d);
+      ivec dots[R][kTogether];
+      INSITU_UNROLL for (int r = 0; r < R; r++)
+        INSITU_UNROLL for (int v = 0; v < kTogether; v++) dots[r][v] = d[r][v].finish(offset[r]);
+      if (is_shifted<R>(shifts)) add_shifts<R>(w + 4 * first, shifts, dots);
       fvec ws[kTogether], wm[kTogether];
       INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
         ws[v] = fload_f16(w + Codec::kScales + 2 * (first + kLanes * v));
@@ -147,7 +172,7 @@ struct Scaled32 {
       INSITU_UNROLL for (int r = 0; r < R; r++) {
         const fvec as = fsame(float_at(scales + 4 * r));
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
-          acc[r][v] = ffma(fconvert(d[r][v].finish(offset[r])), fmul(ws[v], as), acc[r][v]);
+          acc[r][v] = ffma(fconvert(dots[r][v]), fmul(ws[v], as), acc[r][v]);
           if constexpr (Codec::kHasMin) acc[r][v] = ffma(wm[v], fsame(float_at(sums + 4 * r)), acc[r][v]);
         }
       }

@@ -117,6 +117,27 @@ static INSITU_INLINE fvec convert_small(ivec x) {
   return _mm512_sub_ps(_mm512_castsi512_ps(sum(x, _mm512_castps_si512(magic))), magic);
 }
 
+// The sum of each output's weights in a group's eight lines.
+static INSITU_INLINE ivec line_sums(const uint8_t* lines) {
+  ivec even = izero(), odd = izero();
+  INSITU_UNROLL for (int j = 0; j < 8; j += 2) {
+    even = _mm512_dpbusd_epi32(even, bytes_of(1), load_bytes(lines + 64 * j));
+    odd = _mm512_dpbusd_epi32(odd, bytes_of(1), load_bytes(lines + 64 * j + 64));
+  }
+  return sum(even, odd);
+}
+
+// dots += shift * weights, in the rows whose integers are shifted; both are within 16 bits.
+template <int R>
+static INSITU_INLINE void add_shifts(const uint8_t* shifts, ivec weights, int32_t (*dots)[16]) {
+  const __m128i bytes = _mm_maskz_loadu_epi8((1u << R) - 1, shifts);
+  for (uint32_t rows = _mm_test_epi8_mask(bytes, bytes); rows; rows &= rows - 1) {
+    const int r = __builtin_ctz(rows);
+    const ivec shift = isame(static_cast<uint16_t>(static_cast<int8_t>(shifts[r])));
+    _mm512_store_si512(dots[r], _mm512_dpwssd_epi32(_mm512_load_si512(dots[r]), weights, shift));
+  }
+}
+
 // acc = fma(float(dot), ws * as, acc), then with minima acc = fma(wm, as * float(sum), acc); `record` holds as.
 template <bool HasMin, int R>
 static INSITU_INLINE void add_products(const int32_t (*dots)[16], fvec ws, fvec wm, const uint8_t* record, fvec (&acc)[R]) {
@@ -134,7 +155,7 @@ constexpr int kRing = 4;  // groups unpacked and not yet multiplied
 template <class Lines, int R>
 __attribute__((noinline)) static void multiply_tile_32(const uint8_t* w, int k, const uint8_t* a, int first_row,
                                                        Ahead ahead, const Output& y) {
-  alignas(64) uint8_t ring[kRing][512];
+  alignas(64) uint8_t ring[kRing][512], spare[512];
   alignas(64) int32_t dots[2][16][16];
   alignas(64) float sums[R][16];
   const int groups = k / 32;
@@ -163,7 +184,11 @@ __attribute__((noinline)) static void multiply_tile_32(const uint8_t* w, int k, 
     const uint8_t *scales = w + Lines::kScales + 32 * half, *record = a + 32 * R;
     fvec acc[R];
     INSITU_UNROLL for (int r = 0; r < R; r++) acc[r] = fzero();
-    const auto add = [&](const int32_t (*products)[16]) INSITU_INLINE_LAMBDA {
+    const auto add = [&](int32_t (*products)[16]) INSITU_INLINE_LAMBDA {
+      if (is_shifted<R>(record + 12 * R)) {
+        Lines::unpack(scales - Lines::kScales + 32 * half, spare);  // this half's lines, 64 * half into the group
+        add_shifts<R>(record + 12 * R, line_sums(spare), products);
+      }
       const fvec wm = fload_f16(scales + (Lines::kHasMin ? Lines::kMins - Lines::kScales : 0));
       add_products<Lines::kHasMin, R>(products, fload_f16(scales), wm, record, acc);
       scales += Lines::kGroupBytes;
@@ -231,8 +256,9 @@ __attribute__((noinline)) static void add_panel_32(const Panel32& p, int groups,
   for (int half = 0; half < 2; half++) {
     fvec acc[R];
     INSITU_UNROLL for (int r = 0; r < R; r++) acc[r] = fload(sums[r] + 16 * half);
-    const auto add = [&](int g, const int32_t (*products)[16]) INSITU_INLINE_LAMBDA {
+    const auto add = [&](int g, int32_t (*products)[16]) INSITU_INLINE_LAMBDA {
       const uint8_t* record = a + g * (R * kRecord32) + 32 * R;
+      if (is_shifted<R>(record + 12 * R)) add_shifts<R>(record + 12 * R, line_sums(p.low[g][half]), products);
       add_products<HasMin, R>(products, fload(p.scales[g] + 16 * half), fload(p.mins[HasMin ? g : 0] + 16 * half),
                               record, acc);
     };

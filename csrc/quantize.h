@@ -1,12 +1,14 @@
-// Activations as int8 with one scale per group of 32 or 256 inputs, of one row alone.
-// Not here: weights. Truth: quantize_rows in kernels/reference.py.
+// Activations as int8 with one scale per group of 32 or 256 inputs, of one row alone: x is about scale * (q + shift).
+// A shift is 0 but where a group of 32 is one-sided: there the integers q + shift reach from a little beyond zero
+// to 254, so that the side on which next to nothing lies takes next to none of them.
+// Not here: weights. Truth: quantize_inputs in kernels/reference_math.py.
 // Always true: a row's integers and scales depend on that row alone; a group that holds NaN or Inf
 // has a NaN or Inf scale and zero integers, so that every output it feeds becomes NaN.
 //
 // Rows are cut into near-equal tiles of at most 6 (what the registers hold), or, where a matrix unit takes
 // many rows, of at most 16. A tile of R rows:
-//   group 32:  per group  { int8 q[R][32]; float scale[R]; int32 -8*sum[R]; -16*sum[R]; -128*sum[R];
-//                           float scale*sum[R] }
+//   group 32:  per group  { int8 q[R][32]; float scale[R]; int32 -8*sum[R]; -128*sum[R];
+//                           int8 shift[R]; 3 R bytes of nothing; float scale*(sum + 32*shift)[R] }
 //   group 256: per group  { int8 q[R][256]; float scale[R]; int16 sum of 32 [R][8];
 //                           int32 -32 * sum of 16 [R][16] }
 #pragma once
@@ -52,17 +54,45 @@ static size_t quantized_bytes(int num_rows, int k, int group) { return num_rows 
 
 struct GroupScale { float scale, inverse; };
 
+static inline GroupScale scale_of(float largest) {
+  const float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  const bool is_finite = scale < __builtin_inff() && inverse < __builtin_inff();  // false for NaN
+  return {scale, is_finite ? inverse : 0.0f};
+}
+
+static inline float float_of_bits(int32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 // The largest magnitude is found on bit patterns, where NaN > Inf > finite, in any order.
 static inline GroupScale group_scale(const float* x, int group) {
   const i32x16 magnitude = ibroadcast(0x7fffffff);
   i32x16 largest = ibroadcast(0);
   for (int i = 0; i < group; i += 16) largest = imax(largest, iand(as_int(loadu(x + i)), magnitude));
-  const int32_t bits = ireduce_max(largest);
-  float amax;
-  __builtin_memcpy(&amax, &bits, sizeof amax);
-  const float scale = amax / 127.0f, inverse = amax > 0 ? 127.0f / amax : 0.0f;
-  const bool is_finite = scale < __builtin_inff() && inverse < __builtin_inff();  // false for NaN
-  return {scale, is_finite ? inverse : 0.0f};
+  return scale_of(float_of_bits(ireduce_max(largest)));
+}
+
+struct ShiftedScale { GroupScale scale; int32_t shift; };
+
+constexpr float kOneSided = 16.0f;  // one side's largest magnitude is at most a sixteenth of the other's
+
+// Of 32 inputs. Bits of what is above zero are found as they are, of what is below with the sign turned.
+static inline ShiftedScale shifted_scale(const float* x) {
+  const i32x16 sign = ibroadcast(INT32_MIN), a = as_int(loadu(x)), b = as_int(loadu(x + 16));
+  const Two most = ireduce_max(imax(a, b), imax(ixor(a, sign), ixor(b, sign)));
+  const int32_t above = most.a > 0 ? most.a : 0, below = most.b > 0 ? most.b : 0;
+  const float large = float_of_bits(above > below ? above : below), small = float_of_bits(above > below ? below : above);
+  if (__builtin_expect(kOneSided * small <= large, 0)) {  // false for NaN
+    const float span = large + small, inverse = 254.0f / span;
+    if (span < __builtin_inff() && inverse < __builtin_inff()) {
+      constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: what is added to it becomes an integer, nearest even
+      const int32_t beyond = static_cast<int32_t>((small * inverse + kRound) - kRound), shift = 127 - beyond;
+      return {{span / 254.0f, inverse}, above > below ? shift : -shift};
+    }
+  }
+  return {scale_of(large), 0};
 }
 
 // Sixteen inputs, whose integers it returns. |x * inverse| <= 127 (1 + 2^-23): no clamp is needed.
@@ -77,21 +107,30 @@ static inline int32_t quantize_16(const float* x, float inverse, int8_t* q) {
   return ireduce_add(quantize_lanes(x, inverse, q));
 }
 
+// The same where there may be a shift: the farther end may round to one integer too many.
+static inline i32x16 quantize_lanes(const float* x, const ShiftedScale& s, int8_t* q) {
+  if (s.shift == 0) return quantize_lanes(x, s.scale.inverse, q);
+  const i32x16 integers = to_int(mul(loadu(x), broadcast(s.scale.inverse))), most = ibroadcast(127);
+  const i32x16 kept = imax(imin(isub(integers, ibroadcast(s.shift)), most), ibroadcast(-127));
+  store_i8(q, kept);
+  return kept;
+}
+
 template <class T>
 static inline void put(uint8_t* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
 
 static void quantize_row_32(const float* x, int k, int row, int rows, uint8_t* out) {
   for (int g = 0; g < k / 32; g++, x += 32, out += static_cast<size_t>(rows) * kRecord32) {
-    const GroupScale s = group_scale(x, 32);
+    const ShiftedScale s = shifted_scale(x);
     int8_t* q = reinterpret_cast<int8_t*>(out + 32 * row);
-    const i32x16 first = quantize_lanes(x, s.inverse, q);
-    const int32_t sum = ireduce_add(iadd(first, quantize_lanes(x + 16, s.inverse, q + 16)));
+    const i32x16 first = quantize_lanes(x, s, q);
+    const int32_t sum = ireduce_add(iadd(first, quantize_lanes(x + 16, s, q + 16)));
     uint8_t* tail = out + 32 * rows + 4 * row;
-    put(tail, s.scale);
+    put(tail, s.scale.scale);
     put(tail + 4 * rows, -8 * sum);
-    put(tail + 8 * rows, -16 * sum);
-    put(tail + 12 * rows, -128 * sum);
-    put(tail + 16 * rows, s.scale * static_cast<float>(sum));
+    put(tail + 8 * rows, -128 * sum);
+    put(tail + 16 * rows, s.scale.scale * static_cast<float>(sum + 32 * s.shift));
+    put(out + 44 * rows + row, static_cast<int8_t>(s.shift));
   }
 }
 
@@ -132,6 +171,18 @@ static void quantize_row(const float* x, int num_rows, int k, int group, int row
   out += t.first * quantized_row_bytes(k, group);
   if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, out);
   else quantize_row_256(x, k, row - t.first, t.rows, out);
+}
+
+// Whether any of R rows' integers are shifted. What follows them in a record may be read.
+template <int R>
+static inline bool is_shifted(const uint8_t* shifts) {
+  uint64_t any = 0;
+  for (int r = 0; r < R; r += 8) {
+    uint64_t eight;
+    __builtin_memcpy(&eight, shifts + r, sizeof eight);
+    any |= R - r >= 8 ? eight : eight << (64 - 8 * (R - r));
+  }
+  return __builtin_expect(any != 0, 0);
 }
 
 }  // namespace insitu::INSITU_NS

@@ -23,6 +23,10 @@
 #define INSITU_INLINE __attribute__((always_inline)) inline
 #define INSITU_INLINE_LAMBDA __attribute__((always_inline))
 
+namespace insitu {
+struct Two { int32_t a, b; };  // a reduction of two vectors at once
+}
+
 #if INSITU_SIMD_BITS == 512
 #include "simd_avx512.h"
 #elif INSITU_SIMD_BITS == 256

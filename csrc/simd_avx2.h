@@ -168,5 +168,13 @@ static inline int32_t ireduce_max(i32x16 a) {
   const __m128i a2 = _mm_max_epi32(a4, _mm_shuffle_epi32(a4, 0x4e));
   return _mm_cvtsi128_si32(_mm_max_epi32(a2, _mm_shuffle_epi32(a2, 0xb1)));
 }
+// Of two at once: they share a vector from the second step on.
+static inline Two ireduce_max(i32x16 a, i32x16 b) {
+  const __m256i a8 = _mm256_max_epi32(a.lo, a.hi), b8 = _mm256_max_epi32(b.lo, b.hi);
+  const __m256i c8 = _mm256_max_epi32(_mm256_unpacklo_epi32(a8, b8), _mm256_unpackhi_epi32(a8, b8));
+  const __m128i c4 = _mm_max_epi32(_mm256_castsi256_si128(c8), _mm256_extracti128_si256(c8, 1));
+  const __m128i c2 = _mm_max_epi32(c4, _mm_unpackhi_epi64(c4, c4));
+  return {_mm_cvtsi128_si32(c2), _mm_extract_epi32(c2, 1)};
+}
 
 }  // namespace insitu::INSITU_NS

@@ -105,5 +105,13 @@ static inline int32_t ireduce_add(i32x16 a) {  // gcc's own adds the last lanes 
   return _mm_cvtsi128_si32(_mm_add_epi32(a2, _mm_shuffle_epi32(a2, 0xb1)));
 }
 static inline int32_t ireduce_max(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
+// Of two at once: they share a vector from the first step on.
+static inline Two ireduce_max(i32x16 a, i32x16 b) {
+  const __m512i turns = _mm512_max_epi32(_mm512_unpacklo_epi32(a.v, b.v), _mm512_unpackhi_epi32(a.v, b.v));
+  const __m256i c8 = _mm256_max_epi32(_mm512_castsi512_si256(turns), _mm512_extracti64x4_epi64(turns, 1));
+  const __m128i c4 = _mm_max_epi32(_mm256_castsi256_si128(c8), _mm256_extracti128_si256(c8, 1));
+  const __m128i c2 = _mm_max_epi32(c4, _mm_unpackhi_epi64(c4, c4));
+  return {_mm_cvtsi128_si32(c2), _mm_extract_epi32(c2, 1)};
+}
 
 }  // namespace insitu::INSITU_NS

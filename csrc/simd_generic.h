@@ -241,5 +241,6 @@ static inline int32_t ireduce_max(i32x16 a) {
     for (int i = 0; i < width; i++) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
   return a.v[0];
 }
+static inline Two ireduce_max(i32x16 a, i32x16 b) { return {ireduce_max(a), ireduce_max(b)}; }
 
 }  // namespace insitu::INSITU_NS

@@ -222,5 +222,6 @@ static inline int32_t ireduce_add(i32x16 a) {
 static inline int32_t ireduce_max(i32x16 a) {
   return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
 }
+static inline Two ireduce_max(i32x16 a, i32x16 b) { return {ireduce_max(a), ireduce_max(b)}; }
 
 }  // namespace insitu::INSITU_NS

@@ -78,13 +78,23 @@ Weight weight(BlockType type, const uint8_t* row, int k) {
   return {};
 }
 
-struct Quantized { std::vector<int> q; std::vector<float> scale; };
+struct Quantized { std::vector<int> q; std::vector<float> scale; int num_one_sided = 0; };
 Quantized quantize(const float* x, int k, int group) {
   Quantized r;
   for (int g = 0; g < k; g += group) {
     uint32_t most = 0;
     for (int i = 0; i < group; i++) most = std::max(most, at<uint32_t>(reinterpret_cast<const uint8_t*>(x + g + i)) & 0x7fffffffu);
     const float amax = at<float>(reinterpret_cast<uint8_t*>(&most)), scale = amax / 127.0f, inv = amax > 0 ? 127.0f / amax : 0.0f;
+    float above = 0, below = 0;
+    for (int i = 0; i < group; i++) above = std::max(above, x[g + i]), below = std::max(below, -x[g + i]);
+    const float small = std::min(above, below), span = amax + small, inv254 = 254.0f / span;
+    if (group == 32 && 16.0f * small <= amax && std::isfinite(span) && std::isfinite(inv254)) {
+      const int farthest = 254 - int(std::nearbyint(small * inv254));
+      r.num_one_sided++;
+      r.scale.push_back(span / 254.0f);
+      for (int i = 0; i < group; i++) r.q.push_back(std::clamp(int(std::nearbyint(x[g + i] * inv254)), -farthest, farthest));
+      continue;
+    }
     r.scale.push_back(scale);
     for (int i = 0; i < group; i++) r.q.push_back(std::isfinite(scale) && std::isfinite(inv) ? int(std::nearbyint(x[g + i] * inv)) : 0);
   }
@@ -151,11 +161,21 @@ void check_type(const Named& type, int n, int k) {
   for (auto& v : residual) v = rng.unit();
   for (int i = 0; i < k; i++) x[3 * size_t(k) + i] = 0;                       // a zero row
   for (int i = 0; i < k; i++) x[4 * size_t(k) + i] *= 1e-38f;                 // a subnormal one
+  for (int m = 8; m < 48; m++) {  // of some rows one group in three, of others all, of others none are one-sided
+    const float sign = m % 2 ? -1.0f : 1.0f, other = 0.002f * float(m % 5);
+    for (int i = 0; i < k; i++)
+      if (m % 3 == 0 || (m % 3 == 1 && i / 32 % 3 == 1)) x[m * size_t(k) + i] = sign * std::fabs(x[m * size_t(k) + i]) * (i % 4 ? 1 : -other);
+  }
+  for (int i = 0; i < k; i++) x[7 * size_t(k) + i] = i % 32 == 5 ? -3e38f : 2e38f * (i % 32 == 9);  // a span too wide
   x[5 * size_t(k) + 1] = INFINITY, x[6 * size_t(k) + k - 1] = NAN;
+  x[15 * size_t(k) + 1] = -INFINITY, x[18 * size_t(k) + k - 1] = NAN;
+  int num_one_sided = 0;
   for (int m = 0; m < rows; m++) {
     const auto a = type.group ? quantize(&x[size_t(m) * k], k, type.group) : Quantized{};
+    num_one_sided += a.num_one_sided;
     for (int o = 0; o < n; o++) want[size_t(m) * n + o] = define(type.type, &raw[o * row], &x[size_t(m) * k], a, k) + bias[o] + residual[size_t(m) * n + o];
   }
+  check((type.group == 32) == (num_one_sided >= 5), what + " has one-sided groups");
   Digest digest;
   for (float y : want) digest.add(y);
   std::printf("digest matmul %s %016llx\n", what.c_str(), static_cast<unsigned long long>(digest.value));

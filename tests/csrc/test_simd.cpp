@@ -170,6 +170,8 @@ void check_ints(int s, int t) {
   }
   check("ireduce_add", ireduce_add(a), wrapped(total));
   check("ireduce_max", ireduce_max(a), maximum);
+  check("ireduce_max of two", ireduce_max(a, ibroadcast(-7)).a, maximum);
+  check("ireduce_max of two", ireduce_max(ibroadcast(7), a).b, maximum);
 }
 
 void check_bytes() {

@@ -28,7 +28,7 @@ from insitu.kernels.reference_math import (
     gelu_in_order,
     in_lanes,
     lane_sum,
-    quantize,
+    quantize_inputs,
     reduce_lanes,
     tanh,
 )
@@ -98,7 +98,7 @@ class Reference:
                     continue
                 value, output = self._operators[op.kind](op, batch), op.outputs[0]
                 if output.dtype in GROUPS and not isinstance(value, QuantizedRows):
-                    value = quantize(value, GROUPS[output.dtype])
+                    value = quantize_inputs(value, GROUPS[output.dtype])
                 self._write(output, value)
         answer: Float32 = self._read(wanted)
         self._values.clear()
@@ -143,7 +143,7 @@ class Reference:
         return fma(centred * scale[:, None], weight, bias)
 
     def _quantize_rows(self, op: Op, _: BatchArrays) -> QuantizedRows:
-        return quantize(self._read(op.inputs[0]), op.attributes["group"])
+        return quantize_inputs(self._read(op.inputs[0]), op.attributes["group"])
 
     def _linear(self, op: Op, _: BatchArrays) -> Float32:
         groups = op.attributes["groups"]
@@ -279,7 +279,7 @@ class Reference:
     def _product_of_floats(self, weight: PackedLinear, x: Float32) -> Float32:
         """A linear over rows that become what its segments ask for."""
         groups = weight.groups if self._in_kernel_order else (0,)
-        return self._product(weight, {g: quantize(x, g) if g else x for g in groups})
+        return self._product(weight, {g: quantize_inputs(x, g) if g else x for g in groups})
 
     def _add(self, op: Op, _: BatchArrays) -> Float32:
         a, b = (self._read(tensor) for tensor in op.inputs)

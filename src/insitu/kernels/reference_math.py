@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 LANES = 16
+ONE_SIDED = np.float32(16)  # one side's largest magnitude is at most a 16th of the other's
 F16_MAX = np.float32(65504)
 # Cephes-style coefficients of e^r, highest power first; ln 2 in two parts.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1)
@@ -21,9 +22,9 @@ _LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """Rows as int8 with one float32 scale per group of inputs."""
+    """Rows as integers with one float32 scale per group of inputs."""
 
-    q: npt.NDArray[np.int8]  # [rows, k]
+    q: npt.NDArray[np.int16]  # [rows, k]; int8, but to 254 where a group is one-sided
     scale: Float32  # [rows, k / group]
 
 
@@ -124,8 +125,34 @@ def quantize(x: Float32, group: int) -> QuantizedRows:
         inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
     usable = np.isfinite(scale) & np.isfinite(inverse)
     scaled = np.rint(rows * np.where(usable, inverse, np.float32(0))[:, :, None])
-    q = np.where(usable[:, :, None], scaled, 0).astype(np.int8)
+    q = np.where(usable[:, :, None], scaled, 0).astype(np.int16)
     return QuantizedRows(q.reshape(len(x), -1), scale)
+
+
+def quantize_inputs(x: Float32, group: int) -> QuantizedRows:
+    """A linear's inputs: as ``quantize``, but one-sided groups of 32 are spread over all integers.
+
+    From the least to the greatest value there are 254 steps, instead of 254 from the largest
+    magnitude to its negative, where next to nothing would lie.
+    """
+    plain = quantize(x, group)
+    if group != 32:
+        return plain
+    rows = np.ascontiguousarray(x).reshape(len(x), -1, group)
+    with np.errstate(all="ignore"):
+        above = np.maximum(rows.max(axis=2), np.float32(0))
+        below = np.maximum(-rows.min(axis=2), np.float32(0))
+        large, small = np.maximum(above, below), np.minimum(above, below)
+        span = large + small
+        inverse = np.float32(254) / span
+        is_one_sided = ONE_SIDED * small <= large  # False for NaN
+        is_one_sided &= np.isfinite(span) & np.isfinite(inverse)
+        farthest = np.float32(254) - np.rint(small * inverse)
+        most = farthest[:, :, None]
+        q = np.clip(np.rint(rows * inverse[:, :, None]), -most, most)
+    chosen = np.where(is_one_sided[:, :, None], q, plain.q.reshape(rows.shape))
+    scale = np.where(is_one_sided, span / np.float32(254), plain.scale)
+    return QuantizedRows(chosen.astype(np.int16).reshape(len(x), -1), scale)
 
 
 def store_f16(x: Float32) -> npt.NDArray[np.float16]:

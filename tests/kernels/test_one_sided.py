@@ -1,0 +1,162 @@
+"""Inputs of linears whose groups of 32 lie to one side of zero: rounded, and multiplied.
+
+Here the definition is held to its bounds, and every instruction set, at every number of rows, to
+the definition. Not here: other groups (``test_reference``, ``test_native_operators``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from kernels.tiny_decoder import linear
+from kernels.tiny_operators import one_sequence, over_rows
+
+from insitu.kernels import reference_math as maths
+from insitu.kernels.blocks import BlockType, decode
+from insitu.kernels.kv_layout import KVLayout
+from insitu.kernels.native import Limits, Native, available_isas
+from insitu.kernels.passes import quantize_activations
+from insitu.kernels.reference import Reference
+from insitu.kernels.run_types import NATIVE
+
+if TYPE_CHECKING:
+    from insitu.kernels.pack import PackedLinear
+
+Float32 = npt.NDArray[np.float32]
+KV = KVLayout(num_layers=1, num_kv_heads=1, head_dim=16, block_size=16)
+NUM_ROWS, NUM_INPUTS, NUM_OUTPUTS = 40, 160, 70  # five groups of 32; a ragged last n-block
+LIMITS = Limits(
+    max_num_tokens=NUM_ROWS,
+    max_num_logit_rows=NUM_ROWS,
+    max_num_seqs=1,
+    num_blocks=8,
+    max_blocks_per_seq=8,
+)
+TYPES = [t for t in NATIVE if t.activation_group == 32]
+
+
+def one_sided(rows: int, width: int, seed: int = 0) -> Float32:
+    """Every group to one side, whichever; one value of each a little beyond zero."""
+    x = np.abs(np.random.default_rng(seed).standard_normal((rows, width // 32, 32)))
+    x[:, :, 7] = -x.max(axis=2) * np.linspace(0, 0.06, rows)[:, None]
+    x[:, 1::2] *= -1
+    return x.reshape(rows, width).astype(np.float32)
+
+
+def mixed() -> Float32:
+    """Rows without a one-sided group, of nothing else, of some; a few that are not finite."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((NUM_ROWS, NUM_INPUTS), np.float32)
+    sided = one_sided(NUM_ROWS, NUM_INPUTS)
+    chosen = rng.random((NUM_ROWS, NUM_INPUTS // 32)) < np.linspace(-0.3, 1.2, NUM_ROWS)[:, None]
+    x = np.where(np.repeat(chosen, 32, axis=1), sided, x)
+    x[11, 40], x[23, 3], x[36, 77] = np.nan, np.inf, -np.inf
+    x[30, 64:96], x[31, 64:96] = 0, -0.0
+    return x.astype(np.float32)
+
+
+def back(rows: maths.QuantizedRows, group: int) -> Float32:
+    return np.asarray(rows.q * np.repeat(rows.scale, group, axis=1))
+
+
+def test_a_one_sided_group_has_half_the_error_and_others_are_as_before() -> None:
+    x = one_sided(20, 256)
+    x[:10] = np.random.default_rng(2).standard_normal((10, 256))
+    plain, inputs = maths.quantize(x, 32), maths.quantize_inputs(x, 32)
+    assert np.array_equal(inputs.q[:10], plain.q[:10])
+    assert np.array_equal(inputs.scale[:10], plain.scale[:10])
+    assert (inputs.scale[10:] <= plain.scale[10:] * 0.532).all()
+    assert (np.abs(back(inputs, 32) - x) <= np.repeat(inputs.scale, 32, axis=1) * 0.501).all()
+    assert (np.ptp(inputs.q[10:].reshape(10, 8, 32), axis=2) == 254).all()
+    assert np.abs(inputs.q).max() <= 254
+
+
+def test_what_is_turned_round_is_rounded_the_other_way_round() -> None:
+    x = one_sided(9, 64)
+    ahead, behind = maths.quantize_inputs(x, 32), maths.quantize_inputs(-x, 32)
+    assert np.array_equal(ahead.q, -behind.q)
+    assert np.array_equal(ahead.scale, behind.scale)
+
+
+def test_one_side_is_a_sixteenth_of_the_other_or_less() -> None:
+    x = np.zeros((2, 32), np.float32)
+    x[:, 3], x[0, 9] = 2.0, -0.125
+    x[1, 9] = np.nextafter(np.float32(-0.125), np.float32(-1))
+    scale = maths.quantize_inputs(x, 32).scale[:, 0]
+    assert scale.tolist() == [np.float32(2.125 / 254), np.float32(2 / 127)]
+
+
+def test_no_group_of_256_is_one_sided() -> None:
+    x = np.abs(one_sided(3, 512))
+    plain, inputs = maths.quantize(x, 256), maths.quantize_inputs(x, 256)
+    assert np.array_equal(inputs.q, plain.q)
+    assert np.array_equal(inputs.scale, plain.scale)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([0.0], 0.0),
+        ([-0.0], 0.0),
+        ([1e-39], np.float32(1e-39) / np.float32(127)),  # 254 / 1e-39 is infinite
+        ([3.3e38, -2e37], np.float32(3.3e38) / np.float32(127)),  # so is their distance
+        ([np.inf, 1.0], np.inf),
+        ([np.nan, 1.0], np.nan),
+    ],
+)
+def test_where_no_step_is_finite_a_group_is_as_any_other(
+    values: list[float], wanted: float
+) -> None:
+    x = np.zeros((1, 32), np.float32)
+    x[0, : len(values)] = values
+    with np.errstate(all="ignore"):
+        rows, plain = maths.quantize_inputs(x, 32), maths.quantize(x, 32)
+    assert np.array_equal(rows.scale, np.array([[wanted]], np.float32), equal_nan=True)
+    assert np.array_equal(rows.q, plain.q)
+
+
+@pytest.mark.parametrize("block_type", TYPES)
+def test_products_are_nearer_to_exact_ones(block_type: BlockType) -> None:
+    x = one_sided(8, NUM_INPUTS, seed=3)
+    weight = _weight(block_type)
+    segment = weight.segments[0]
+    p = over_rows(x, lambda p, t: p.linear(t, weight))
+    exact = Reference(p, KV).run(one_sequence(8, 16))  # over dequantised weights
+    program = quantize_activations(over_rows(x, lambda p, t: p.linear(t, weight)))
+    numeric = Reference(program, KV).run(one_sequence(8, 16))
+    values = decode(segment.block_type, segment.raw(), segment.n, segment.k)
+    worth = np.abs(values).reshape(NUM_OUTPUTS, -1, 32).sum(axis=2)
+    bound = (maths.quantize(x, 32).scale * np.float32(0.532 * 0.501)) @ worth.T
+    assert (np.abs(numeric - exact) <= bound + 1e-4 * np.abs(exact).max()).all()
+
+
+@pytest.mark.parametrize("block_type", TYPES)
+def test_every_instruction_set_and_number_of_rows_agree(block_type: BlockType) -> None:
+    x, weight = mixed(), _weight(block_type)
+    program = quantize_activations(over_rows(x, lambda p, t: p.linear(t, weight)))
+    with np.errstate(all="ignore"):
+        wanted = Reference(program, KV).run(one_sequence(NUM_ROWS, 16))
+    segment, results = weight.segments[0], []
+    data = segment.data
+    for isa in available_isas():
+        segment.data = data  # an earlier engine released it
+        engine = Native(program, kv=KV, limits=LIMITS, num_threads=2, isa=isa)
+        results += [
+            engine.forward(one_sequence(num_rows, 16)).copy() for num_rows in range(1, NUM_ROWS + 1)
+        ]
+        engine.close()
+    whole = results[NUM_ROWS - 1]
+    for result in results:
+        assert result.tobytes() == whole[: len(result)].tobytes()
+    unit = np.spacing(np.nanmax(np.abs(wanted), axis=1, keepdims=True) + np.float32(1e-30))
+    clean = np.isfinite(wanted).all(axis=1)
+    assert np.flatnonzero(~clean).tolist() == [11, 23, 36]
+    assert np.array_equal(np.isnan(whole), np.isnan(wanted))
+    assert (np.abs(whole - wanted)[clean] <= 2 * unit[clean]).all()
+
+
+def _weight(block_type: BlockType) -> PackedLinear:
+    return linear(np.random.default_rng(4), [block_type], [NUM_OUTPUTS], NUM_INPUTS)

@@ -163,7 +163,7 @@ struct Scaled32 {
       ivec dots[R][kTogether];
       INSITU_UNROLL for (int r = 0; r < R; r++)
         INSITU_UNROLL for (int v = 0; v < kTogether; v++) dots[r][v] = d[r][v].finish(offset[r]);
-      if (is_shifted<R>(shifts)) add_shifts<R>(w + 4 * first, shifts, dots);
+      if (is_shifted<R>(shifts)) [[unlikely]] add_shifts<R>(w + 4 * first, shifts, dots);
       fvec ws[kTogether], wm[kTogether];
       INSITU_UNROLL for (int v = 0; v < kTogether; v++) {
         ws[v] = fload_f16(w + Codec::kScales + 2 * (first + kLanes * v));

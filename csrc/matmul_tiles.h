@@ -185,7 +185,7 @@ __attribute__((noinline)) static void multiply_tile_32(const uint8_t* w, int k, 
     fvec acc[R];
     INSITU_UNROLL for (int r = 0; r < R; r++) acc[r] = fzero();
     const auto add = [&](int32_t (*products)[16]) INSITU_INLINE_LAMBDA {
-      if (is_shifted<R>(record + 12 * R)) {
+      if (is_shifted<R>(record + 12 * R)) [[unlikely]] {
         Lines::unpack(scales - Lines::kScales + 32 * half, spare);  // this half's lines, 64 * half into the group
         add_shifts<R>(record + 12 * R, line_sums(spare), products);
       }
@@ -258,7 +258,7 @@ __attribute__((noinline)) static void add_panel_32(const Panel32& p, int groups,
     INSITU_UNROLL for (int r = 0; r < R; r++) acc[r] = fload(sums[r] + 16 * half);
     const auto add = [&](int g, int32_t (*products)[16]) INSITU_INLINE_LAMBDA {
       const uint8_t* record = a + g * (R * kRecord32) + 32 * R;
-      if (is_shifted<R>(record + 12 * R)) add_shifts<R>(record + 12 * R, line_sums(p.low[g][half]), products);
+      if (is_shifted<R>(record + 12 * R)) [[unlikely]] add_shifts<R>(record + 12 * R, line_sums(p.low[g][half]), products);
       add_products<HasMin, R>(products, fload(p.scales[g] + 16 * half), fload(p.mins[HasMin ? g : 0] + 16 * half),
                               record, acc);
     };

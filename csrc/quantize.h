@@ -84,7 +84,7 @@ static inline ShiftedScale shifted_scale(const float* x) {
   const Two most = ireduce_max(imax(a, b), imax(ixor(a, sign), ixor(b, sign)));
   const int32_t above = most.a > 0 ? most.a : 0, below = most.b > 0 ? most.b : 0;
   const float large = float_of_bits(above > below ? above : below), small = float_of_bits(above > below ? below : above);
-  if (__builtin_expect(kOneSided * small <= large, 0)) {  // false for NaN
+  if (kOneSided * small <= large) [[unlikely]] {  // false for NaN
     const float span = large + small, inverse = 254.0f / span;
     if (span < __builtin_inff() && inverse < __builtin_inff()) {
       constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: what is added to it becomes an integer, nearest even
@@ -182,7 +182,7 @@ static inline bool is_shifted(const uint8_t* shifts) {
     __builtin_memcpy(&eight, shifts + r, sizeof eight);
     any |= R - r >= 8 ? eight : eight << (64 - 8 * (R - r));
   }
-  return __builtin_expect(any != 0, 0);
+  return any != 0;
 }
 
 }  // namespace insitu::INSITU_NS

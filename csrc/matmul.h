@@ -51,7 +51,7 @@ template <bool HasMin>
 struct Nibbles32 {
   static constexpr size_t kGroupBytes = HasMin ? 640 : 576;
   static constexpr size_t kScales = 512;
-  static constexpr int kOffset = HasMin ? 0 : -8;
+  static constexpr int kOffset = HasMin ? 0 : -8;  // added to each integer
   static constexpr bool kHasMin = HasMin;
   static constexpr int kMaxQ = 15;
 

@@ -56,7 +56,7 @@ def scaled(x: Float32, group: int) -> Float32:
 
 
 def sided(x: Float32, group: int) -> Float32:
-    """The same with a zero point where a group is one-sided: what kernels do."""
+    """The same with a zero point where that matters to the row: what kernels do after norms."""
     rows = quantize_inputs(x, group)
     return _spread(rows.scale, x) * rows.q
 
@@ -121,8 +121,8 @@ class Plan:
 
 
 PLANS = (
-    Plan("sided"),
-    Plan("sided", (("head", "planes"),)),
+    Plan("scale", (("qkv", "sided"), ("gate_up", "sided"), ("head", "sided"))),
+    Plan("scale", (("qkv", "sided"), ("gate_up", "sided"), ("head", "planes"))),
     Plan("scale"),
     Plan("scale", (("head", "planes"),)),
     Plan("zero"),

@@ -59,9 +59,11 @@ Activation activation_from(const std::string& name) {
   throw std::invalid_argument("activation " + name + " is not known");
 }
 
-template <typename T>
-void read(const nb::dict& op, const char* key, T& value) {
+// Each key's value, where there is one: key, value, key, value ...
+template <typename T, typename... Rest>
+void read(const nb::dict& op, const char* key, T& value, Rest&&... rest) {
   if (op.contains(key)) value = nb::cast<T>(op[key]);
+  if constexpr (sizeof...(rest) > 0) read(op, rest...);
 }
 
 Operator operator_from(const nb::dict& dict) {
@@ -69,31 +71,14 @@ Operator operator_from(const nb::dict& dict) {
   op.kind = kind_from(nb::cast<std::string>(dict["kind"]));
   for (nb::handle input : nb::cast<nb::list>(dict["inputs"])) op.inputs.push_back(tensor_from(input));
   op.output = tensor_from(dict["output"]);
-  read(dict, "linear", op.linear);
-  read(dict, "vector", op.vector);
-  read(dict, "groups", op.groups);
-  read(dict, "has_residual", op.has_residual);
-  read(dict, "is_adjacent", op.is_adjacent);
-  read(dict, "is_gated", op.is_gated);
-  read(dict, "eps", op.eps);
-  read(dict, "scale", op.scale);
-  read(dict, "theta", op.theta);
-  read(dict, "magnitude", op.magnitude);
-  read(dict, "divisors", op.divisors);
-  read(dict, "gate_up", op.gate_up);
-  read(dict, "down", op.down);
-  read(dict, "num_active", op.num_active);
-  read(dict, "is_normalised", op.is_normalised);
-  read(dict, "is_positions", op.is_positions);
+  read(dict, "linear", op.linear, "vector", op.vector, "groups", op.groups, "group", op.group);
+  read(dict, "has_residual", op.has_residual, "is_gated", op.is_gated, "by_columns", op.by_columns);
+  read(dict, "is_adjacent", op.is_adjacent, "is_positions", op.is_positions, "eps", op.eps, "scale", op.scale);
+  read(dict, "theta", op.theta, "magnitude", op.magnitude, "divisors", op.divisors, "dim", op.dim);
+  read(dict, "layer", op.layer, "num_heads", op.num_heads, "num_kv_heads", op.num_kv_heads, "head_dim", op.head_dim);
+  read(dict, "window", op.window, "soft_cap", op.soft_cap);
+  read(dict, "gate_up", op.gate_up, "down", op.down, "num_active", op.num_active, "is_normalised", op.is_normalised);
   if (dict.contains("activation")) op.activation = activation_from(nb::cast<std::string>(dict["activation"]));
-  read(dict, "group", op.group);
-  read(dict, "dim", op.dim);
-  read(dict, "layer", op.layer);
-  read(dict, "num_heads", op.num_heads);
-  read(dict, "num_kv_heads", op.num_kv_heads);
-  read(dict, "head_dim", op.head_dim);
-  read(dict, "window", op.window);
-  read(dict, "soft_cap", op.soft_cap);
   return op;
 }
 

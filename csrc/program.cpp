@@ -445,6 +445,10 @@ void Executor::run_norm(const Operator& op, int num_rows) {
 void Executor::run_quantize(const Operator& op, int num_rows) {
   const TensorRef& x = op.inputs[0];
   uint8_t* out = arena_.data() + op.output.offset;
+  if (op.by_columns)
+    return for_rows(x.width / op.group, 0.5 * op.group * num_rows, [&](int column, int) {
+      table_.quantize_column(at(x) + column * op.group, x.stride, num_rows, x.width, op.group, column, out);
+    }, kQuantizeAloneNs);
   for_rows(num_rows, 0.5 * x.width, [&](int row, int) {
     table_.quantize_row(at(x) + static_cast<ptrdiff_t>(row) * x.stride, num_rows, x.width, op.group, row,
                         out);

@@ -45,6 +45,7 @@ struct Operator {
   std::vector<int> groups;        // Linear: activation group of each leading input
   bool has_residual = false, is_adjacent = false;
   bool is_gated = false;          // Linear: activation(first half) * second half is what it writes
+  bool by_columns = false;        // QuantizeRows: each group as if it were all of its row
   bool is_positions = false;      // Embed: rows are looked up by position, not by token
   Activation activation = Activation::Silu;
   float eps = 0, scale = 0;

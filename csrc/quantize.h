@@ -1,6 +1,6 @@
 // Activations as int8 with one scale per group of 32 or 256 inputs, of one row alone: x is about scale * (q + shift).
-// A shift is 0 but where a group of 32 is one-sided: there the integers q + shift reach from a little beyond zero
-// to 254, so that the side on which next to nothing lies takes next to none of them.
+// A shift is 0 but in a group of 32 that lies to one side of zero and outweighs its row's others: there the integers
+// q + shift reach from the least value to the greatest, so that the side on which little lies takes few of them.
 // Not here: weights. Truth: quantize_inputs in kernels/reference_math.py.
 // Always true: a row's integers and scales depend on that row alone; a group that holds NaN or Inf
 // has a NaN or Inf scale and zero integers, so that every output it feeds becomes NaN.
@@ -66,26 +66,41 @@ static inline float float_of_bits(int32_t bits) {
   return x;
 }
 
-// The largest magnitude is found on bit patterns, where NaN > Inf > finite, in any order.
-static inline GroupScale group_scale(const float* x, int group) {
+// Found on bit patterns, where NaN > Inf > finite, in any order.
+static inline float largest_magnitude(const float* x, int group) {
   const i32x16 magnitude = ibroadcast(0x7fffffff);
   i32x16 largest = ibroadcast(0);
   for (int i = 0; i < group; i += 16) largest = imax(largest, iand(as_int(loadu(x + i)), magnitude));
-  return scale_of(float_of_bits(ireduce_max(largest)));
+  return float_of_bits(ireduce_max(largest));
 }
+
+static inline GroupScale group_scale(const float* x, int group) { return scale_of(largest_magnitude(x, group)); }
 
 struct ShiftedScale { GroupScale scale; int32_t shift; };
 
-constexpr float kOneSided = 16.0f;  // one side's largest magnitude is at most a sixteenth of the other's
+// Squared, what a shift must save of a group's largest magnitude, in parts of the row's sum of such squares.
+constexpr float kWorthShift = 0.05f;
+constexpr float kNoShift = __builtin_inff();
+
+// Of a row of whole groups of 32, in their order; NaN where there is one, which asks for no shift either.
+static float least_saving(const float* x, int k) {
+  float total = 0;
+  for (int i = 0; i < k; i += 32) {
+    const float large = largest_magnitude(x + i, 32);
+    total += large * large;
+  }
+  return kWorthShift * total;
+}
 
 // Of 32 inputs. Bits of what is above zero are found as they are, of what is below with the sign turned.
-static inline ShiftedScale shifted_scale(const float* x) {
+static inline ShiftedScale shifted_scale(const float* x, float least) {
   const i32x16 sign = ibroadcast(INT32_MIN), a = as_int(loadu(x)), b = as_int(loadu(x + 16));
   const Two most = ireduce_max(imax(a, b), imax(ixor(a, sign), ixor(b, sign)));
   const int32_t above = most.a > 0 ? most.a : 0, below = most.b > 0 ? most.b : 0;
   const float large = float_of_bits(above > below ? above : below), small = float_of_bits(above > below ? below : above);
-  if (kOneSided * small <= large) [[unlikely]] {  // false for NaN
-    const float span = large + small, inverse = 254.0f / span;
+  const float span = large + small, half = 0.5f * span;
+  if (large * large - half * half > least) [[unlikely]] {  // false for NaN
+    const float inverse = 254.0f / span;
     if (span < __builtin_inff() && inverse < __builtin_inff()) {
       constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: what is added to it becomes an integer, nearest even
       const int32_t beyond = static_cast<int32_t>((small * inverse + kRound) - kRound), shift = 127 - beyond;
@@ -119,9 +134,9 @@ static inline i32x16 quantize_lanes(const float* x, const ShiftedScale& s, int8_
 template <class T>
 static inline void put(uint8_t* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
 
-static void quantize_row_32(const float* x, int k, int row, int rows, uint8_t* out) {
+static void quantize_row_32(const float* x, int k, int row, int rows, float least, uint8_t* out) {
   for (int g = 0; g < k / 32; g++, x += 32, out += static_cast<size_t>(rows) * kRecord32) {
-    const ShiftedScale s = shifted_scale(x);
+    const ShiftedScale s = shifted_scale(x, least);
     int8_t* q = reinterpret_cast<int8_t*>(out + 32 * row);
     const i32x16 first = quantize_lanes(x, s, q);
     const int32_t sum = ireduce_add(iadd(first, quantize_lanes(x + 16, s, q + 16)));
@@ -150,7 +165,7 @@ static void quantize_row_256(const float* x, int k, int row, int rows, uint8_t* 
   }
 }
 
-// One group of every row; x holds just those inputs, rows `row_stride` apart.
+// One group of every row, none of them shifted; x holds just those inputs, rows `row_stride` apart.
 static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int column,
                             uint8_t* out) {
   const auto record = static_cast<size_t>(group == 32 ? kRecord32 : kRecord256);
@@ -158,7 +173,7 @@ static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, 
     const RowTile t = row_tile(num_rows, group, tile);
     uint8_t* at = out + t.first * quantized_row_bytes(k, group) + column * record * static_cast<size_t>(t.rows);
     for (int r = 0; r < t.rows; r++, x += row_stride) {
-      if (group == 32) quantize_row_32(x, 32, r, t.rows, at);
+      if (group == 32) quantize_row_32(x, 32, r, t.rows, kNoShift, at);
       else quantize_row_256(x, 256, r, t.rows, at);
     }
   }
@@ -169,7 +184,7 @@ static void quantize_row(const float* x, int num_rows, int k, int group, int row
   const int64_t tiles = num_row_tiles(num_rows, group);
   const RowTile t = row_tile(num_rows, group, static_cast<int>(((row + 1) * tiles - 1) / num_rows));
   out += t.first * quantized_row_bytes(k, group);
-  if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, out);
+  if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, least_saving(x, k), out);
   else quantize_row_256(x, k, row - t.first, t.rows, out);
 }
 

@@ -22,7 +22,7 @@ constexpr Named kTypes[] = {{BlockType::Q4_0, "Q4_0", 32},  {BlockType::Q4_1, "Q
 struct Options {
   std::string types = "Q4_0,Q4_1,Q8_0,Q4_K,Q6_K", rows = "1,2,4,8,16,32,512", isa;
   int n = 8960, k = 1536, threads = 2, rounds = 9;
-  int one_sided = 0;  // of a thousand groups of 32 inputs of a row
+  int shifted = 0;  // of a thousand groups of 32 inputs of a row
   size_t cold_mb = 64;
 };
 
@@ -48,8 +48,8 @@ void measure(const Options& o, const KernelTable& table, ThreadPool& pool, const
   Buffer x(size_t{4} * rows * w.k), y(size_t{4} * rows * w.n), q(table.quantized_bytes(rows, w.k, group ? group : 32));
   fill_floats(x, size_t(rows) * w.k);
   for (size_t i = 0; i < size_t(rows) * w.k; i += 32)
-    if (static_cast<int>(random_word() % 1000) < o.one_sided)
-      for (int j = 0; j < 32; j++) x.floats()[i + j] = std::fabs(x.floats()[i + j]);
+    if (static_cast<int>(random_word() % 1000) < o.shifted)
+      for (int j = 0; j < 32; j++) x.floats()[i + j] = 8 * std::fabs(x.floats()[i + j]);
   if (group)
     for (int row = 0; row < rows; row++)
       table.quantize_row(x.floats() + size_t(row) * w.k, rows, w.k, group, row, q.at(0));
@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
     else if (key == "--isa") o.isa = value;
     else if (key == "--threads") o.threads = std::stoi(value);
     else if (key == "--rounds") o.rounds = std::stoi(value);
-    else if (key == "--one-sided") o.one_sided = std::stoi(value);
+    else if (key == "--shifted") o.shifted = std::stoi(value);
     else if (key == "--cold-mb") o.cold_mb = std::stoul(value);
     else if (key == "--shape") o.n = std::stoi(value), o.k = std::stoi(value.substr(value.find('x') + 1));
     else return std::fprintf(stderr, "matmul: no option %s\n", key.c_str()), 2;

@@ -78,19 +78,28 @@ Weight weight(BlockType type, const uint8_t* row, int k) {
   return {};
 }
 
-struct Quantized { std::vector<int> q; std::vector<float> scale; int num_one_sided = 0; };
+struct Quantized { std::vector<int> q; std::vector<float> scale; int num_shifted = 0; };
+float largest_of(const float* x, int n) {  // by bits: NaN is more than anything
+  uint32_t most = 0;
+  for (int i = 0; i < n; i++) most = std::max(most, at<uint32_t>(reinterpret_cast<const uint8_t*>(x + i)) & 0x7fffffffu);
+  return at<float>(reinterpret_cast<uint8_t*>(&most));
+}
+
 Quantized quantize(const float* x, int k, int group) {
   Quantized r;
+  float total = 0;
   for (int g = 0; g < k; g += group) {
-    uint32_t most = 0;
-    for (int i = 0; i < group; i++) most = std::max(most, at<uint32_t>(reinterpret_cast<const uint8_t*>(x + g + i)) & 0x7fffffffu);
-    const float amax = at<float>(reinterpret_cast<uint8_t*>(&most)), scale = amax / 127.0f, inv = amax > 0 ? 127.0f / amax : 0.0f;
+    const float amax = largest_of(x + g, group);
+    total += amax * amax;
+  }
+  for (int g = 0; g < k; g += group) {
+    const float amax = largest_of(x + g, group), scale = amax / 127.0f, inv = amax > 0 ? 127.0f / amax : 0.0f;
     float above = 0, below = 0;
     for (int i = 0; i < group; i++) above = std::max(above, x[g + i]), below = std::max(below, -x[g + i]);
-    const float small = std::min(above, below), span = amax + small, inv254 = 254.0f / span;
-    if (group == 32 && 16.0f * small <= amax && std::isfinite(span) && std::isfinite(inv254)) {
+    const float small = std::min(above, below), span = amax + small, half = 0.5f * span, inv254 = 254.0f / span;
+    if (group == 32 && amax * amax - half * half > 0.05f * total && std::isfinite(span) && std::isfinite(inv254)) {
       const int farthest = 254 - int(std::nearbyint(small * inv254));
-      r.num_one_sided++;
+      r.num_shifted++;
       r.scale.push_back(span / 254.0f);
       for (int i = 0; i < group; i++) r.q.push_back(std::clamp(int(std::nearbyint(x[g + i] * inv254)), -farthest, farthest));
       continue;
@@ -169,13 +178,13 @@ void check_type(const Named& type, int n, int k) {
   for (int i = 0; i < k; i++) x[7 * size_t(k) + i] = i % 32 == 5 ? -3e38f : 2e38f * (i % 32 == 9);  // a span too wide
   x[5 * size_t(k) + 1] = INFINITY, x[6 * size_t(k) + k - 1] = NAN;
   x[15 * size_t(k) + 1] = -INFINITY, x[18 * size_t(k) + k - 1] = NAN;
-  int num_one_sided = 0;
+  int num_shifted = 0;
   for (int m = 0; m < rows; m++) {
     const auto a = type.group ? quantize(&x[size_t(m) * k], k, type.group) : Quantized{};
-    num_one_sided += a.num_one_sided;
+    num_shifted += a.num_shifted;
     for (int o = 0; o < n; o++) want[size_t(m) * n + o] = define(type.type, &raw[o * row], &x[size_t(m) * k], a, k) + bias[o] + residual[size_t(m) * n + o];
   }
-  check((type.group == 32) == (num_one_sided >= 5), what + " has one-sided groups");
+  check((type.group == 32) == (num_shifted >= 5), what + " has shifted groups");
   Digest digest;
   for (float y : want) digest.add(y);
   std::printf("digest matmul %s %016llx\n", what.c_str(), static_cast<unsigned long long>(digest.value));

@@ -23,8 +23,10 @@ from insitu.kernels.reference import Reference
 from insitu.kernels.run_types import NATIVE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from insitu.kernels.pack import PackedLinear
-    from insitu.kernels.program import Program
+    from insitu.kernels.program import Program, Tensor
 
 Float32 = npt.NDArray[np.float32]
 KV = KVLayout(num_layers=1, num_kv_heads=1, head_dim=16, block_size=16)
@@ -37,6 +39,11 @@ LIMITS = Limits(
     max_blocks_per_seq=8,
 )
 TYPES = [t for t in NATIVE if t.activation_group == 32]
+
+
+def _normed(p: Program, x: Tensor) -> Tensor:
+    """What other operators make is quantised by columns, and has no shifts."""
+    return p.rms_norm(x, np.ones(x.width, np.float32), 1e-9)
 
 
 def one_sided(rows: int, width: int, seed: int = 0) -> Float32:
@@ -63,16 +70,20 @@ def back(rows: maths.QuantizedRows, group: int) -> Float32:
     return np.asarray(rows.q * np.repeat(rows.scale, group, axis=1))
 
 
-def test_a_one_sided_group_has_half_the_error_and_others_are_as_before() -> None:
-    x = one_sided(20, 256)
-    x[:10] = np.random.default_rng(2).standard_normal((10, 256))
+def test_a_shifted_group_has_half_the_error() -> None:
+    x = one_sided(10, 128)
     plain, inputs = maths.quantize(x, 32), maths.quantize_inputs(x, 32)
-    assert np.array_equal(inputs.q[:10], plain.q[:10])
-    assert np.array_equal(inputs.scale[:10], plain.scale[:10])
-    assert (inputs.scale[10:] <= plain.scale[10:] * 0.532).all()
+    assert (inputs.scale <= plain.scale * 0.532).all()
     assert (np.abs(back(inputs, 32) - x) <= np.repeat(inputs.scale, 32, axis=1) * 0.501).all()
-    assert (np.ptp(inputs.q[10:].reshape(10, 8, 32), axis=2) == 254).all()
+    assert (np.ptp(inputs.q.reshape(10, 4, 32), axis=2) == 254).all()
     assert np.abs(inputs.q).max() <= 254
+
+
+def test_where_groups_are_alike_and_of_both_signs_none_is_shifted() -> None:
+    x = np.random.default_rng(2).standard_normal((10, 1024), np.float32)
+    plain, inputs = maths.quantize(x, 32), maths.quantize_inputs(x, 32)
+    assert np.array_equal(inputs.q, plain.q)
+    assert np.array_equal(inputs.scale, plain.scale)
 
 
 def test_what_is_turned_round_is_rounded_the_other_way_round() -> None:
@@ -82,12 +93,14 @@ def test_what_is_turned_round_is_rounded_the_other_way_round() -> None:
     assert np.array_equal(ahead.scale, behind.scale)
 
 
-def test_one_side_is_a_sixteenth_of_the_other_or_less() -> None:
-    x = np.zeros((2, 32), np.float32)
-    x[:, 3], x[0, 9] = 2.0, -0.125
-    x[1, 9] = np.nextafter(np.float32(-0.125), np.float32(-1))
-    scale = maths.quantize_inputs(x, 32).scale[:, 0]
-    assert scale.tolist() == [np.float32(2.125 / 254), np.float32(2 / 127)]
+def test_a_group_is_shifted_where_that_matters_to_its_row() -> None:
+    x = np.zeros((3, 64), np.float32)
+    x[:, 3], x[:, 40], x[:, 41] = 2.0, 8.0, -8.0  # squared 4 and 64: a 20th of 68 is 3.4
+    x[1, 9] = -0.5  # half the distance is 1.25
+    x[2, 40:42] /= 2  # a 20th of 20 is 1
+    scales = maths.quantize_inputs(x, 32).scale
+    assert scales[:, 0].tolist() == [np.float32(2 / 127), np.float32(2 / 127), np.float32(2 / 254)]
+    assert scales[:, 1].tolist() == [np.float32(8 / 127), np.float32(8 / 127), np.float32(4 / 127)]
 
 
 def test_no_group_of_256_is_one_sided() -> None:
@@ -122,11 +135,12 @@ def test_where_no_step_is_finite_a_group_is_as_any_other(
 @pytest.mark.parametrize("block_type", TYPES)
 def test_products_are_nearer_to_exact_ones(block_type: BlockType) -> None:
     x = one_sided(8, NUM_INPUTS, seed=3)
+    x /= np.sqrt(np.mean(x * x, axis=1, keepdims=True))  # a norm leaves it
     weight = _weight(block_type)
     segment = weight.segments[0]
-    p = over_rows(x, lambda p, t: p.linear(t, weight))
+    p = over_rows(x, lambda p, t: p.linear(_normed(p, t), weight))
     exact = Reference(p, KV).run(one_sequence(8, 16))  # over dequantised weights
-    program = quantize_activations(over_rows(x, lambda p, t: p.linear(t, weight)))
+    program = quantize_activations(over_rows(x, lambda p, t: p.linear(_normed(p, t), weight)))
     numeric = Reference(program, KV).run(one_sequence(8, 16))
     values = decode(segment.block_type, segment.raw(), segment.n, segment.k)
     worth = np.abs(values).reshape(NUM_OUTPUTS, -1, 32).sum(axis=2)
@@ -134,11 +148,16 @@ def test_products_are_nearer_to_exact_ones(block_type: BlockType) -> None:
     assert (np.abs(numeric - exact) <= bound + 1e-4 * np.abs(exact).max()).all()
 
 
+@pytest.mark.parametrize("made_by", [_normed, lambda _, x: x], ids=["norm", "another"])
 @pytest.mark.parametrize("block_type", TYPES)
-def test_every_instruction_set_and_number_of_rows_agree(block_type: BlockType) -> None:
+def test_every_instruction_set_and_number_of_rows_agree(
+    block_type: BlockType, made_by: Callable[[Program, Tensor], Tensor]
+) -> None:
     def program() -> Program:  # an engine releases the weights it packs
         weight = _weight(block_type)
-        return quantize_activations(over_rows(mixed(), lambda p, t: p.linear(t, weight)))
+        return quantize_activations(
+            over_rows(mixed(), lambda p, t: p.linear(made_by(p, t), weight))
+        )
 
     wanted = Reference(program(), KV).run(one_sequence(NUM_ROWS, 16))
     results = []

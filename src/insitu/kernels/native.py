@@ -38,7 +38,7 @@ _ATTRIBUTES = frozenset(
     (
         *("groups", "has_residual", "eps", "scale", "theta", "magnitude", "divisors", "group"),
         *("dim", "layer", "num_heads", "num_kv_heads", "head_dim", "window", "soft_cap"),
-        *("activation", "num_active", "is_normalised"),
+        *("activation", "num_active", "is_normalised", "by_columns"),
     )
 )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from insitu.kernels.pack import PackedLinear
 
+NORMS = ("rms_norm", "layer_norm")
 QUANTIZED = {32: DType.Q8_G32, 256: DType.Q8_G256}
 
 
@@ -121,12 +122,19 @@ def _num_readers(program: Program) -> dict[Tensor, int]:
 
 
 def quantize_activations(program: Program) -> Program:
-    """Insert quantize_rows before linears, once per tensor and activation group that occurs."""
+    """Insert quantize_rows before linears, once per tensor and activation group that occurs.
+
+    What norms make, where outliers are, is quantised as rows, all else by columns: the groups of
+    a gated linear's outputs are made one by one.
+    """
     rewritten: list[Op] = []
     forms: dict[tuple[Tensor, int], Tensor] = {}
+    normed: set[Tensor] = set()
     for op in program.ops:
+        if op.kind in NORMS or (op.kind == "take" and op.inputs[0] in normed):
+            normed.update(op.outputs)
         if op.kind == "linear":
-            rewritten.append(_with_quantized_inputs(op, forms, rewritten))
+            rewritten.append(_with_quantized_inputs(op, forms, rewritten, normed))
         else:
             rewritten.append(op)
         for written in op.outputs:  # an operator in place makes earlier forms stale
@@ -136,7 +144,7 @@ def quantize_activations(program: Program) -> Program:
 
 
 def _with_quantized_inputs(
-    op: Op, forms: dict[tuple[Tensor, int], Tensor], rewritten: list[Op]
+    op: Op, forms: dict[tuple[Tensor, int], Tensor], rewritten: list[Op], normed: set[Tensor]
 ) -> Op:
     weight: PackedLinear = op.weight
     x, *residual = op.inputs
@@ -146,7 +154,8 @@ def _with_quantized_inputs(
             width = rules.quantize_rows(x, group)
             form = Tensor(f"{x.name}.q{group}", x.rows, width, QUANTIZED[group])
             forms[x, group] = form
-            rewritten.append(Op("quantize_rows", (x,), (form,), attributes={"group": group}))
+            how = {"group": group, "by_columns": x not in normed}
+            rewritten.append(Op("quantize_rows", (x,), (form,), attributes=how))
         inputs.append(forms[x, group] if group else x)
     attributes = {**op.attributes, "groups": weight.groups}
     return Op("linear", (*inputs, *residual), op.outputs, weight, attributes)

@@ -28,6 +28,7 @@ from insitu.kernels.reference_math import (
     gelu_in_order,
     in_lanes,
     lane_sum,
+    quantize,
     quantize_inputs,
     reduce_lanes,
     tanh,
@@ -98,7 +99,8 @@ class Reference:
                     continue
                 value, output = self._operators[op.kind](op, batch), op.outputs[0]
                 if output.dtype in GROUPS and not isinstance(value, QuantizedRows):
-                    value = quantize_inputs(value, GROUPS[output.dtype])
+                    rounded = quantize if op.kind == "linear" else quantize_inputs
+                    value = rounded(value, GROUPS[output.dtype])
                 self._write(output, value)
         answer: Float32 = self._read(wanted)
         self._values.clear()
@@ -143,7 +145,8 @@ class Reference:
         return fma(centred * scale[:, None], weight, bias)
 
     def _quantize_rows(self, op: Op, _: BatchArrays) -> QuantizedRows:
-        return quantize_inputs(self._read(op.inputs[0]), op.attributes["group"])
+        rounded = quantize if op.attributes["by_columns"] else quantize_inputs
+        return rounded(self._read(op.inputs[0]), op.attributes["group"])
 
     def _linear(self, op: Op, _: BatchArrays) -> Float32:
         groups = op.attributes["groups"]

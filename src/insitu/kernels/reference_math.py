@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 LANES = 16
-ONE_SIDED = np.float32(16)  # one side's largest magnitude is at most a 16th of the other's
+WORTH_SHIFT = np.float32(0.05)  # of a row's sum of its groups' largest magnitudes, squared
 F16_MAX = np.float32(65504)
 # Cephes-style coefficients of e^r, highest power first; ln 2 in two parts.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1)
@@ -24,7 +24,7 @@ _LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 class QuantizedRows:
     """Rows as integers with one float32 scale per group of inputs."""
 
-    q: npt.NDArray[np.int16]  # [rows, k]; int8, but to 254 where a group is one-sided
+    q: npt.NDArray[np.int16]  # [rows, k]; int8, but to 254 where a group has a zero point
     scale: Float32  # [rows, k / group]
 
 
@@ -130,10 +130,12 @@ def quantize(x: Float32, group: int) -> QuantizedRows:
 
 
 def quantize_inputs(x: Float32, group: int) -> QuantizedRows:
-    """A linear's inputs: as ``quantize``, but one-sided groups of 32 are spread over all integers.
+    """A linear's inputs, whole rows: as ``quantize``, but some groups of 32 have a zero point.
 
-    From the least to the greatest value there are 254 steps, instead of 254 from the largest
-    magnitude to its negative, where next to nothing would lie.
+    From the least to the greatest value there are 254 steps then, instead of 254 from the largest
+    magnitude to its negative. That is done where it matters to the row: where the square of half
+    the distance is less than that of the largest magnitude by more than ``WORTH_SHIFT`` of the sum
+    of the latter over all the row's groups.
     """
     plain = quantize(x, group)
     if group != 32:
@@ -144,14 +146,15 @@ def quantize_inputs(x: Float32, group: int) -> QuantizedRows:
         below = np.maximum(-rows.min(axis=2), np.float32(0))
         large, small = np.maximum(above, below), np.minimum(above, below)
         span = large + small
-        inverse = np.float32(254) / span
-        is_one_sided = ONE_SIDED * small <= large  # False for NaN
-        is_one_sided &= np.isfinite(span) & np.isfinite(inverse)
+        half, inverse = np.float32(0.5) * span, np.float32(254) / span
+        total = np.add.accumulate(large * large, axis=1)[:, -1:]  # in the groups' order
+        has_shift = large * large - half * half > WORTH_SHIFT * total  # False for NaN
+        has_shift &= np.isfinite(span) & np.isfinite(inverse)
         farthest = np.float32(254) - np.rint(small * inverse)
         most = farthest[:, :, None]
         q = np.clip(np.rint(rows * inverse[:, :, None]), -most, most)
-    chosen = np.where(is_one_sided[:, :, None], q, plain.q.reshape(rows.shape))
-    scale = np.where(is_one_sided, span / np.float32(254), plain.scale)
+    chosen = np.where(has_shift[:, :, None], q, plain.q.reshape(rows.shape))
+    scale = np.where(has_shift, span / np.float32(254), plain.scale)
     return QuantizedRows(chosen.astype(np.int16).reshape(len(x), -1), scale)
 
 

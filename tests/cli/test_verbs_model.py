@@ -87,7 +87,8 @@ def test_chat_takes_lines_where_there_is_no_terminal(smollm2_path: Path) -> None
 
 def test_chat_in_a_terminal_is_stopped_by_ctrl_c_and_goes_on(smollm2_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [*COMMAND, "chat", str(smollm2_path), "--temperature", "0"]
+    # No answer may end before 3,000 tokens: seconds to stop it in.
+    command = [*COMMAND, "chat", str(smollm2_path), "--temperature", "0", "--min-tokens", "3000"]
     process = subprocess.Popen(
         command, env=ENVIRONMENT, stdin=theirs, stdout=theirs, stderr=theirs, process_group=0
     )
@@ -111,9 +112,8 @@ def test_chat_in_a_terminal_is_stopped_by_ctrl_c_and_goes_on(smollm2_path: Path)
 
     try:
         read_until("> ")
-        # Greedily this model repeats itself here until the context is full: seconds to stop it in.
         os.write(ours, b"What is the capital of France?\r")
-        read_until("la femme au martyre, la femme")
+        read_until("Paris")
         process.send_signal(signal.SIGINT)
         read_until("stopped")
         read_until("> ")

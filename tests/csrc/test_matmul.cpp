@@ -165,7 +165,10 @@ void check_type(const Named& type, int n, int k) {
   const PackedSegment w{type.type, n, k, packed.p, bytes};
   constexpr int rows = 67;
   std::vector<float> x(size_t(rows) * k), bias(n), residual(size_t(rows) * n), want(size_t(rows) * n);
-  for (auto& v : x) v = std::ldexp(rng.unit(), rng.below(9) - 4);
+  for (auto& v : x) {
+    v = rng.unit();
+    v = std::ldexp(v, rng.below(9) - 4);
+  }
   for (auto& v : bias) v = rng.unit();
   for (auto& v : residual) v = rng.unit();
   for (int i = 0; i < k; i++) x[3 * size_t(k) + i] = 0;                       // a zero row

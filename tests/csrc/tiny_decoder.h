@@ -136,7 +136,9 @@ class TinyDecoder {
   }
   TensorRef quantize(TensorRef x, int group) {
     const TensorRef out = quantized(x.width, group, x.rows);
-    add(OpKind::QuantizeRows, {x}, out).group = group;
+    Operator& op = add(OpKind::QuantizeRows, {x}, out);
+    op.group = group;
+    op.by_columns = !std::count(normed_.begin(), normed_.end(), x.offset);
     return out;
   }
   TensorRef norm(TensorRef x, int group) {
@@ -148,11 +150,13 @@ class TinyDecoder {
     op.vector = static_cast<int>(spec.vectors.size()) - 1;
     op.eps = 1e-5f;
     op.group = group;
+    normed_.push_back(out.offset);
     return out;
   }
   TensorRef taken(TensorRef x, RowsOf rows) {
     const TensorRef out = tensor(x.width, rows);
     add(OpKind::Take, {x}, out);
+    if (std::count(normed_.begin(), normed_.end(), x.offset)) normed_.push_back(out.offset);
     return out;
   }
   void rope(TensorRef x, TensorRef angles, int heads) {
@@ -217,6 +221,7 @@ class TinyDecoder {
   const bool is_fused_;
   Random rng_;
   std::vector<std::vector<uint8_t>> raw_;
+  std::vector<size_t> normed_;  // where what norms made lies
   TensorRef angles_;
 };
 

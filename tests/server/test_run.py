@@ -350,15 +350,16 @@ def test_an_idle_server_ends_at_once_with_code_zero() -> None:
 
 
 def test_the_app_is_imported_quickly() -> None:
-    code = "import time; t = time.process_time(); import insitu.server.app, sys; "
-    code += "print(time.process_time() - t); print('pydantic' in sys.modules)"
+    """It takes twice the processor time of what it needs of the standard library."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    times = []
-    for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
-        )
-        seconds, has_pydantic = done.stdout.split()
-        assert has_pydantic == "False"
-        times.append(float(seconds))
-    assert min(times) < 0.25
+
+    def seconds(modules: str) -> float:
+        code = f"import time; t = time.process_time(); import {modules}, sys; "
+        code += "print(time.process_time() - t); assert 'pydantic' not in sys.modules"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+        return float(done.stdout)
+
+    needed = "asyncio, email, http.client, json, logging, ssl"
+    pairs = [(seconds("insitu.server.app"), seconds(needed)) for _ in range(5)]
+    assert min(app for app, _ in pairs) < 4 * min(standard for _, standard in pairs)

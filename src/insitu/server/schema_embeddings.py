@@ -12,7 +12,7 @@ from pydantic import Field
 from insitu.server.limits import MAX_INPUTS
 from insitu.server.schema import LIMIT, MAX_ID, Wire
 from insitu.server.schema_prompts import Prompt, prompts_of
-from insitu.server.schema_sampling import CacheSalt, ModelName
+from insitu.server.schema_sampling import CacheSalt, ModelName, Priority, Timeout
 from insitu.types import Embedding, Request
 
 Inputs = Annotated[tuple[Prompt, ...], *prompts_of(MAX_INPUTS, "input")]
@@ -33,15 +33,9 @@ class EmbeddingFields(Wire):
     parse_special: bool | None = Field(
         None, description="Whether the text may spell control tokens; false when absent."
     )
-    cache_salt: CacheSalt | None = Field(
-        None, description="Only requests of the same tenant with the same text share a prefix."
-    )
-    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
-        None, description="Lower runs earlier; 0 when absent."
-    )
-    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
-        None, description="Seconds after which the request fails; at most the server's own limit."
-    )
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    timeout: Timeout = None
 
     def requests_for(
         self, request_id: str, model: str, prompts: tuple[Prompt, ...], most: int | None = None

@@ -19,7 +19,18 @@ from insitu.server.schema_choosing import ChoosingFields
 StopString = Annotated[str, Field(min_length=1, max_length=SamplingParams.MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={LIMIT: "token_id"})]
 NewTokens = Annotated[int, Field(ge=1, le=MAX_ID, json_schema_extra={LIMIT: "new_tokens"})]
-CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
+CacheSalt = Annotated[
+    Annotated[str, Field(min_length=1, max_length=256)] | None,
+    Field(description="Only requests of the same tenant with the same text share a prefix."),
+]
+Priority = Annotated[
+    Annotated[int, Field(ge=-1000, le=1000)] | None,
+    Field(description="Lower runs earlier; 0 when absent."),
+]
+Timeout = Annotated[
+    Annotated[float, Field(gt=0, le=86_400)] | None,
+    Field(description="Seconds after which the request fails; at most the server's own limit."),
+]
 ModelName = Annotated[
     str,
     Field(
@@ -85,15 +96,9 @@ class SamplingFields(ChoosingFields):
         None, description="1 when absent."
     )
     user: str | None = None
-    cache_salt: CacheSalt | None = Field(
-        None, description="Only requests of the same tenant with the same text share a prefix."
-    )
-    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
-        None, description="Lower runs earlier; 0 when absent."
-    )
-    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
-        None, description="Seconds after which the request fails; at most the server's own limit."
-    )
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    timeout: Timeout = None
 
     @property
     def has_usage_chunk(self) -> bool:

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 _LINES = re.compile(r"[^\n]+|\n+")
 _MERGES = KEY + "merges"
-# Our own key, in files that were made of a tokenizer.json with a normaliser.
+# Our own keys, in files that were made of a tokenizer.json with a normaliser, or with Metaspace,
+# which puts a space before the first stretch of a prompt, or each, if none is there.
 NORMALIZER, NFC = "insitu.tokenizer.normalizer", "NFC"
+METASPACE = "insitu.tokenizer.metaspace"
 # What no text can spell: a space never is part of a word.
 _UNKNOWN = "[UNK] "
 _BYTE_LEVEL_TYPES = frozenset(set(TokenType) - {TokenType.BYTE})
@@ -47,7 +49,7 @@ class Encoder:
     encode_plain: Callable[[str, bool], list[int]]
     spell: Callable[[str], bytes]
     missing_bytes: bytes = b""
-    dummy_space: Literal["never", "always"] = "never"
+    dummy_space: Literal["never", "first", "always"] = "never"
     is_normalized: bool = False
     is_lossy: bool = False
     begin_key: str = "bos_token_id"
@@ -142,18 +144,28 @@ class _Merges(Sequence[tuple[str, ...]]):
 def _sentencepiece(tokens: GGUFTokens) -> Encoder:
     normal = spellings(tokens, tokens.of(TokenType.NORMAL))
     merger = PieceMerger(normal, tokens.scores(), tokens.byte_ids)
-    has_dummy_space = tokens.metadata.boolean(KEY + "add_space_prefix", True)
+    scheme, is_metaspace = _space_prefix(tokens)
 
     def encode_plain(text: str, begins: bool) -> list[int]:
-        return merger.encode(SPACE * begins + text.replace(" ", SPACE))
+        marked = text.replace(" ", SPACE)
+        begins = begins and not (is_metaspace and (not text or marked[0] == SPACE))
+        return merger.encode(SPACE * begins + marked)
 
-    return Encoder(
-        encode_plain,
-        spell_piece,
+    return Encoder(encode_plain, spell_piece, dummy_space=scheme, adds_begin=True)
+
+
+def _space_prefix(tokens: GGUFTokens) -> tuple[Literal["never", "first", "always"], bool]:
+    """When a space is put before a text, and whether only before one that has none."""
+    scheme = tokens.metadata.string(METASPACE, None)
+    if scheme is None:
         # As the converters of these files have it: before each stretch between markers.
-        dummy_space="always" if has_dummy_space else "never",
-        adds_begin=True,
-    )
+        is_wanted = tokens.metadata.boolean(KEY + "add_space_prefix", True)
+        return ("always" if is_wanted else "never"), False
+    schemes: dict[str, Literal["first", "always"]] = {"first": "first", "always": "always"}
+    if scheme not in schemes:
+        message = f"{shown(scheme)} is not supported; supported: {', '.join(schemes)}"
+        raise UnsupportedModelError(tokens.path, f"key {METASPACE}", message)
+    return schemes[scheme], True
 
 
 def _ranked(tokens: GGUFTokens) -> Encoder:

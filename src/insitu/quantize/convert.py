@@ -9,7 +9,7 @@ would be lost is refused by name.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.gguf_tokens import KEY
@@ -25,6 +25,7 @@ from insitu.models.sampling_defaults import (
 from insitu.models.sampling_defaults import GGUF_NAMES, GGUF_PREFIX, read_sampling_defaults
 from insitu.models.twins import TwinSource, twin_of
 from insitu.quantize.errors import QuantizeError
+from insitu.refusal import Refusal
 from insitu.weights.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -37,7 +38,18 @@ if TYPE_CHECKING:
 _OTHER_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Each is another function of the text, and what it makes of one is compared.
 _NOT_COMPARED = frozenset({"encode_plain", "spell", "pieces", "padding_ids"})
-_HARD = "\n\n  123456 don't WE'LL e\u0301 \u00e9 日本語 \U0001f469\u200d\U0001f4bb\t\r\n ¿x? <|x|>"
+_MOST_PIECES = 3_000
+_HARD = (
+    "\n\n  123456 don't WE'LL e\u0301 \u00e9 日本語 \U0001f469\u200d\U0001f4bb\t\r\n ¿x? <|x|>",
+    " lead  two   "
+    + " " * 40
+    + "=" * 70
+    + "a" * 50
+    + "ab" * 9
+    + "\t" * 9
+    + "\u3000" * 5
+    + "\u2581 ",
+)
 
 
 def converted(source: TensorSource, form: Format) -> TwinSource:
@@ -85,6 +97,7 @@ def _sampling(source: TensorSource) -> dict[str, Any]:
 
 
 def _require_same(source: TensorSource, own: Vocabulary, twin: Vocabulary) -> None:
+    own, twin = _without_unknown(own, twin), _without_unknown(twin, own)
     for name in (field.name for field in fields(Vocabulary) if field.name not in _NOT_COMPARED):
         if getattr(own, name) != getattr(twin, name):
             raise _lost(source, f"{name}: {_part(own, twin, name)}")
@@ -92,14 +105,35 @@ def _require_same(source: TensorSource, own: Vocabulary, twin: Vocabulary) -> No
     if any(own.pieces[i] != twin.pieces[i] for i in spelled):
         raise _lost(source, "the tokens' spellings")
     first, second = Tokenizer(own), Tokenizer(twin)
-    for text in (read_text(SAMPLE), _HARD, "".join([*own.added, *own.texts])):
+    whole = "".join(sorted([*own.added, *own.texts]))
+    for text in (read_text(SAMPLE), *_HARD, whole, _spelled(own, first)):
         for parse_special in (False, True):
-            ids = [
-                one.encode(text, add_special_tokens=True, parse_special=parse_special)
-                for one in (first, second)
-            ]
-            if ids[0] != ids[1]:
+            if _ids(first, text, parse_special) != _ids(second, text, parse_special):
                 raise _lost(source, "how text becomes tokens")
+
+
+def _without_unknown(own: Vocabulary, other: Vocabulary) -> Vocabulary:
+    """Without a marker that stands for nothing in the other: GGUF has a type for <unk>."""
+    token_id = own.added.get(own.special_texts.get("unk_token", ""))
+    if token_id not in other.padding_ids:
+        return own
+    added = {text: i for text, i in own.added.items() if i != token_id}
+    return replace(own, added=added, control_ids=own.control_ids - {token_id})
+
+
+def _spelled(own: Vocabulary, tokenizer: Tokenizer) -> str:
+    """A text of the vocabulary's own pieces, from all parts of it."""
+    skipped = own.padding_ids | own.control_ids
+    ids = range(0, len(own.pieces), -(-len(own.pieces) // _MOST_PIECES))
+    return "".join(tokenizer.token_text(i) for i in ids if i not in skipped)
+
+
+def _ids(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int] | str:
+    """Ids, or why there are none."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=True, parse_special=parse_special)
+    except Refusal as refusal:
+        return str(refusal)
 
 
 def _part(own: Vocabulary, twin: Vocabulary, name: str) -> str:

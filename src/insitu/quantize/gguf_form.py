@@ -98,10 +98,12 @@ def _value(value: Any) -> bytes:
 
 
 def _array(values: list[Any]) -> bytes:
-    """Of strings, or of integers such as the types of tokens."""
+    """Of strings, of numbers such as scores, or of integers such as the types of tokens."""
     if values and isinstance(values[0], str):
         head = struct.pack("<IIQ", _ARRAY, _STRING, len(values))
         return head + b"".join(map(_text, values))
+    if values and isinstance(values[0], float):
+        return struct.pack(f"<IIQ{len(values)}f", _ARRAY, _F32, len(values), *values)
     head = struct.pack("<IIQ", _ARRAY, _I32, len(values))
     return head + struct.pack(f"<{len(values)}i", *values)
 

@@ -1,0 +1,97 @@
+"""Merges in an order, as tokenizer.json lists them, and scores of pieces, as GGUF files have them.
+
+SentencePiece merges whatever two neighbours make a piece, the best score first, of equals the
+leftmost. As a list, merges are all the ways to cut a piece in two pieces, by the score of what they
+make, the best first; of equals the longest left part first, then the longest right part: the order
+that transformers' converter writes. A list gives scores back where it holds every such way, and
+the merges of a piece stand together, or with those of pieces that have the same score.
+
+Not here: merging (``piece_merger``), or which tokens are pieces (``twin_pieces``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from insitu.weights.errors import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+Merge = tuple[str, str]
+
+
+class NoMergesFault(Exception):
+    """Scores or merges of this vocabulary have no counterpart: the reason."""
+
+
+def merges_of(ids: Mapping[str, int], scores: Sequence[float]) -> list[Merge]:
+    """The merges that scores by id give."""
+
+    def key(merge: Merge) -> tuple[float, int, int]:
+        left, right = merge
+        return -scores[ids[left + right]], -len(left), -len(right)
+
+    return sorted(_ways(ids), key=key)
+
+
+def scores_of(ids: Mapping[str, int], merges: Iterable[Merge]) -> dict[str, float]:
+    """A score for each piece; those that no merge makes are worse than any."""
+    listed = list(merges)
+    _require_all(ids, listed)
+    made = [left + right for left, right in listed]
+    scores: dict[str, float] = {}
+    for group in _groups(made):
+        pieces = {made[rank] for rank in group}
+        if len(pieces) > 1:
+            _require_order(listed[group.start : group.stop])
+        scores.update(dict.fromkeys(pieces, float(-1 - len(scores))))
+    others = (piece for piece in ids if piece not in scores)
+    return scores | {piece: float(-1 - rank) for rank, piece in enumerate(others, len(scores))}
+
+
+def _groups(made: list[str]) -> Iterator[range]:
+    """Ranks of merges that stand together: of one piece, or of several that are mixed."""
+    last = {piece: rank for rank, piece in enumerate(made)}
+    start = end = 0
+    for rank, piece in enumerate(made):
+        end = max(end, last[piece])
+        if rank == end:
+            yield range(start, rank + 1)
+            start = rank + 1
+
+
+def _ways(ids: Mapping[str, int]) -> Iterator[Merge]:
+    """Every way to cut a piece in two."""
+    for piece in ids:
+        size = len(piece)
+        for cut in range(1, size):
+            left, right = piece[:cut], piece[cut:]
+            has_left, has_right = left in ids, right in ids
+            if has_left and has_right:
+                yield left, right
+            elif (has_left or cut == 1) and (has_right or cut == size - 1):
+                character = right if has_left else left
+                message = f"{shown(piece)} is a piece, and its {shown(character)} alone is none"
+                raise NoMergesFault(message)
+
+
+def _require_all(ids: Mapping[str, int], listed: list[Merge]) -> None:
+    """Scores merge whatever makes a piece; so must the list, each way once."""
+    told = Counter(listed)
+    for merge in _ways(ids):
+        if told.pop(merge, 0) != 1:
+            message = f"{shown(' '.join(merge))} is not there once, as merging by scores would be"
+            raise NoMergesFault(message)
+    if told:
+        raise NoMergesFault(f"{shown(' '.join(next(iter(told))))} makes no piece")
+
+
+def _require_order(mixed: list[Merge]) -> None:
+    """Mixed, as where scores are the same, merges are in the order that lengths give."""
+    for before, after in pairwise(mixed):
+        if tuple(map(len, before)) < tuple(map(len, after)):
+            message = f"{shown(' '.join(after))} comes among those of another piece"
+            raise NoMergesFault(message)

@@ -210,6 +210,29 @@ def test_markers_take_the_blanks_beside_them() -> None:
     )
 
 
+def test_runs_of_blanks_are_text_though_they_are_added() -> None:
+    """Gemma lists its runs of word marks among the added tokens; merging reaches them."""
+    file = json.loads(llama(prepend="none").to_str())
+    vocab = file["model"]["vocab"]
+    file["added_tokens"] = [t for t in file["added_tokens"] if t["content"] not in BYTES]
+    for size in (2, 3, 4):
+        vocab.setdefault("▁" * size, len(vocab))
+        for left in range(size - 1, 0, -1):
+            file["model"]["merges"].insert(0, ["▁" * left, "▁" * (size - left)])
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for size in (2, 3, 4):
+        run = "▁" * size
+        file["added_tokens"].append({**added, "id": vocab[run], "content": run, "special": False})
+    library = Library.from_str(json.dumps(file))
+    tokenizer = load_tokenizer(folder(file))  # type: ignore[arg-type]
+    for text in ("hello  world", " " * 11, "a   b", " lead", "▁ fox"):
+        for parse_special in (False, True):
+            ids = tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special)
+            assert ids == library.encode(text, add_special_tokens=False).ids, text
+        assert tokenizer.detokenize(ids) == text.replace("▁", " ")
+    assert not {"▁▁", "▁▁▁"} & tokenizer.added_tokens.keys()
+
+
 def test_other_files_say_what_is_special_and_what_goes_around() -> None:
     config = {
         "tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "add_eos_token": False,

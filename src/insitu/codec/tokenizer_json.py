@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from insitu.codec.piece_merger import SPACE
 from insitu.codec.pieces import Pieces
-from insitu.codec.tokenizer_parts import FILE, TokenizerFile, build_engine
+from insitu.codec.tokenizer_parts import FILE, TokenizerFile, build_engine, is_byte_level
 from insitu.codec.vocabulary import Vocabulary, texts_among
 from insitu.weights.errors import ModelFileError, shown
 from insitu.weights.strict_json import parse_object
@@ -74,7 +75,7 @@ class _Reader:
 
     def read(self, ends: tuple[str, Any]) -> Vocabulary:
         vocabulary = self._ids()
-        found = self._added()
+        found = [token for token in self._added() if not self._is_blank(token, vocabulary)]
         whole = {token.content: token.token_id for token in found}
         pieces = self._pieces(vocabulary, whole)
         normal = {token: i for token, i in vocabulary.items() if token not in whole}
@@ -159,6 +160,11 @@ class _Reader:
             else _Added(token.content, token.token_id, True, token.eats_before, token.eats_after)
             for token in found.values()
         ]
+
+    def _is_blank(self, token: _Added, vocabulary: dict[str, int]) -> bool:
+        """Whether it is a run of word marks, as Gemma's, which merging gives as any other piece."""
+        is_run = not token.is_special and not token.content.strip(SPACE)
+        return is_run and token.content in vocabulary and not is_byte_level(self._file)
 
     def _added_token(self, where: str, entry: Any, token_id: Any) -> _Added:
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):

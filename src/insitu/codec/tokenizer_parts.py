@@ -106,9 +106,14 @@ def build_engine(file: TokenizerFile, normal: dict[str, int], added: dict[str, i
     return builders[kind](file, normal, added)
 
 
-def _bpe(file: TokenizerFile, normal: dict[str, int], added: dict[str, int]) -> Engine:
+def is_byte_level(file: TokenizerFile) -> bool:
+    """Whether pieces are spelt in characters that stand for bytes."""
     cuts = file.steps("pre_tokenizer", "pretokenizers")
-    if cuts and cuts[-1].get("type") == "ByteLevel":
+    return bool(cuts) and cuts[-1].get("type") == "ByteLevel"
+
+
+def _bpe(file: TokenizerFile, normal: dict[str, int], added: dict[str, int]) -> Engine:
+    if is_byte_level(file):
         return _byte_level(file, normal, added)
     file.known_steps("decoder", "decoders", _DECODERS)
     model = file.values["model"]

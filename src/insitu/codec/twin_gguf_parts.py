@@ -14,6 +14,7 @@ from insitu.codec.gguf_tokens import KEY
 from insitu.codec.piece_merger import SPACE
 from insitu.codec.piece_merges import NoMergesFault, scores_of
 from insitu.codec.pretokenizers import FAMILIES, Family
+from insitu.codec.tokenizer_parts import is_byte_level
 from insitu.codec.twin_folder_parts import pieces_of
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ def unknown_of(file: TokenizerFile) -> str | None:
 
 def _kind(file: TokenizerFile) -> str:
     model = file.values["model"]
-    cuts = file.steps("pre_tokenizer", "pretokenizers")
-    if cuts and cuts[-1].get("type") == "ByteLevel":
+    if is_byte_level(file):
         return "ByteLevel"
     return str(model.get("type") or ("BPE" if "merges" in model else "Unigram"))
 

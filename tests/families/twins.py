@@ -63,13 +63,20 @@ KEYS = {
 }
 
 
-def write_twin(path: Path, case: Case, weights: Mapping[str, Float32], **pairs: Any) -> None:
+def write_twin(
+    path: Path,
+    case: Case,
+    weights: Mapping[str, Float32],
+    rope_freqs: Float32 | None = None,
+    **pairs: Any,
+) -> None:
     """Write the checkpoint as a GGUF file of float32 tensors; ``pairs``: keys of the rope."""
     config = case.config_json()
     kind = config["model_type"]
     arch = ARCHITECTURES.get(kind, kind)
     tensors = dict(_named(arch, config, dict(weights)))
     tensors |= _rope_tensors(config)
+    tensors |= {} if rope_freqs is None else {"rope_freqs.weight": rope_freqs}
     raw = [
         TensorBytes(name, tuple(reversed(x.shape)), TENSOR_TYPES["F32"], x.tobytes())
         for name, x in tensors.items()

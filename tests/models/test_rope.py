@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from families.cases import CASES, weights, write_folder
 from families.test_families import recorded
 from families.twins import write_twin
-from tiny_model import write_gguf
+from tiny_model import write_gguf, write_safetensors
 
 from insitu.models.load import load_model
 from insitu.models.rope_scaling import by_wavelength, dynamic, yarn
+from insitu.models.rope_settings import settings_of
 from insitu.models.spec import DecoderSpec, RopeSpec
+from insitu.models.twins import twin_of
 from insitu.weights.errors import ModelFileError
 from insitu.weights.source import open_source
 
@@ -72,9 +75,65 @@ def test_settings_that_give_no_angles_are_arithmetic_errors() -> None:
         yarn(RopeSpec(1.0, 32, "halves"), 8.0, (32.0, 1.0, 8192), 1.0, is_whole=True)
 
 
+@pytest.mark.parametrize(
+    ("dim", "theta", "settings"),
+    [
+        (128, 5e5, (8.0, 1.0, 4.0, 8192)),
+        (64, 5e5, (32.0, 1.0, 4.0, 8192)),
+        (32, 5e5, (8.0, 1.0, 4.0, 32)),
+        (128, 1e6, (4.0, 1.0, 3.5, 5000)),
+    ],
+)
+def test_settings_come_back_from_their_factors(
+    dim: int, theta: float, settings: tuple[float, float, float, int]
+) -> None:
+    plain = RopeSpec(theta, dim, "halves")
+    factors = np.array(by_wavelength(plain, *settings).divisors, np.float32).tolist()
+    found = settings_of(plain, factors)
+    assert found is not None
+    assert found.pop("rope_type") == "llama3"
+    assert tuple(found.values()) == settings
+
+
+def test_of_settings_that_differ_by_a_scale_any_gives_the_factors() -> None:
+    """Two bounds and a length are told by their ratios alone."""
+    factors = by_wavelength(PLAIN, 2.5, 2.0, 8.0, 4096).divisors
+    found = settings_of(PLAIN, factors)
+    assert found is not None
+    assert found["original_max_position_embeddings"] == 2048
+
+
+def test_factors_of_no_settings_have_none() -> None:
+    half = PLAIN.dim // 2
+    assert settings_of(PLAIN, [2.0] * half) == {"rope_type": "linear", "factor": 2.0}
+    for factors in ([1.0] * half, [0.5] * half, [float(i + 1) for i in range(half)]):
+        assert settings_of(PLAIN, factors) is None
+    assert settings_of(PLAIN, [1.0] * (half - 1) + [float("inf")]) is None
+
+
+def test_factors_of_no_settings_go_into_a_config_as_they_are(tmp_path: Path) -> None:
+    path, name = tmp_path / "twin.gguf", "llama-llama3"
+    factors = np.linspace(1, 3, 16).astype(np.float32)
+    write_twin(path, CASES[name], weights(recorded(name)["shapes"]), rope_freqs=factors)
+    own = open_source(path)
+    there = twin_of(own, "safetensors")
+    assert there.values["rope_scaling"]["rope_type"] == "longrope"
+    for length in (8, 64):
+        specs = [load_model(source, length).spec for source in (own, there)]
+        assert specs[0].ropes[0].divisors == specs[1].ropes[0].divisors
+        assert specs[0].ropes[0].magnitude == specs[1].ropes[0].magnitude == 1
+
+
+def test_a_magnitude_of_yarn_goes_into_a_gguf_file(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.75}
+    write_safetensors(tmp_path, config={"rope_scaling": scaling})
+    there = twin_of(open_source(tmp_path), "gguf")
+    assert load_model(there).spec.ropes[0].magnitude == pytest.approx(0.75, rel=1e-6)
+
+
 def test_factors_of_a_gguf_file_are_not_scaled_once_more(tmp_path: Path) -> None:
     path, name = tmp_path / "twin.gguf", "llama-llama3"
-    scaling = {"scaling_type": "linear", "scaling_factor": 2.0}
+    scaling: dict[str, Any] = {"scaling_type": "linear", "scaling_factor": 2.0}
     write_twin(path, CASES[name], weights(recorded(name)["shapes"]), **scaling)
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight: rope scaling 'linear'"):
         load_model(open_source(path))

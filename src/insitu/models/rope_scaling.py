@@ -90,6 +90,12 @@ def _pair_that_turns(plain: RopeSpec, turns: float, length: int) -> Decimal:
     return plain.dim * ratio.ln() / (2 * Decimal(plain.theta).ln())
 
 
+def turns_in(plain: RopeSpec, length: int) -> list[float]:
+    """How often each pair turns within a length."""
+    with localcontext(prec=_DIGITS):
+        return [float(length / wave) for wave in _wavelengths(plain)]
+
+
 def yarn_magnitude(factor: float, scale: float, scale_of_all: float) -> float:
     """Of cosine and sine; two scales of the logarithm, where both are given, are divided."""
 

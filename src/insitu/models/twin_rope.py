@@ -6,11 +6,13 @@ compares what was read with what is read back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from insitu.models.rope_scaling import yarn_magnitude
+from insitu.models.rope_settings import settings_of
 from insitu.weights.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def _scaled(
         values |= {"rope.scaling.type": kind, "rope.scaling.factor": factor}
         if kind == "yarn":
             values |= original_key
+            # Files of this format have what their readers' own magnitude is multiplied by.
+            more = rope.magnitude / yarn_magnitude(factor, 0.0, 0.0)
+            values |= {} if more == 1 else {"rope.scaling.attn_factor": more}
             values |= {
                 f"rope.scaling.{gguf}": settings.number(key)
                 for key, gguf in _YARN.items()
@@ -102,8 +107,7 @@ def config_rope(source: TensorSource, spec: DecoderSpec, head_dim: int) -> TwinR
     if whole.dim != head_dim:
         values["partial_rotary_factor"] = whole.dim / head_dim
     if _FREQS in source.tensors:
-        message = "holds factors without the settings they come from, which a config.json needs"
-        raise UnsupportedModelError(source.path, f"tensor {_FREQS}", message)
+        return TwinRope({**values, "rope_scaling": _of_factors(whole, _factors(source, _FREQS))})
     keys, prefix = source.metadata, f"{source.metadata.string('general.architecture')}.rope."
     file_len = keys.integer(prefix.removesuffix("rope.") + "context_length")
     original = keys.integer(f"{prefix}scaling.original_context_length", file_len)
@@ -129,6 +133,16 @@ def config_rope(source: TensorSource, spec: DecoderSpec, head_dim: int) -> TwinR
             if keys.has(f"{prefix}scaling.{gguf}"):
                 scaling[key] = keys.number(f"{prefix}scaling.{gguf}")
     return TwinRope({**values, "rope_scaling": scaling})
+
+
+def _of_factors(rope: RopeSpec, factors: list[float]) -> dict[str, Any]:
+    """The settings they come from; where there are none, the factors, whatever the length."""
+    plain = replace(rope, divisors=())
+    found = settings_of(plain, factors)
+    if found is not None:
+        return found
+    own = {"long_factor": factors, "short_factor": factors}
+    return {"rope_type": "longrope", **own, "factor": 1.0, "attention_factor": rope.magnitude}
 
 
 def _factors(source: TensorSource, name: str) -> list[float]:

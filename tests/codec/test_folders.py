@@ -275,6 +275,10 @@ def _model(**changes: Any) -> Any:
     return lambda file: file["model"].update(changes)
 
 
+def _spoilt(file: dict[str, Any]) -> None:
+    file["added_tokens"][0]["content"] = "<\udc00>"
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "where"),
     [
@@ -287,6 +291,9 @@ def _model(**changes: Any) -> Any:
         ("unigram", _model(vocab=[["a", 0.0], ["a", 1.0]]), "model.vocab"),
         ("unigram", lambda file: file.update(pre_tokenizer=None), "Metaspace"),
         ("gemma", _model(dropout=0.1), "dropout"),
+        ("gemma", lambda file: file["model"]["vocab"].update({"\ud800": 900}), "model.vocab.*surr"),
+        ("gemma", _spoilt, r"added_tokens\[0\]: holds an unpaired surrogate"),
+        ("unigram", _model(vocab=[["\udfff", 0.0]]), "model.vocab: holds an unpaired surrogate"),
         ("gemma", lambda file: file.update(normalizer={"type": "Shout"}), "normalizer.type"),
         ("gemma", lambda file: file.update(post_processor={"type": "Odd"}), "post_processor.type"),
     ],

@@ -231,6 +231,23 @@ def test_a_metaspace_that_is_not_known_is_refused() -> None:
         load_tokenizer(FakeSource(values=metaspace("last")()))  # type: ignore[arg-type]
 
 
+class _Counting(dict[str, int]):
+    """Counts how often it is asked for a piece."""
+
+    count = 0
+
+    def __contains__(self, piece: object) -> bool:
+        self.count += 1
+        return super().__contains__(piece)
+
+
+def test_a_long_piece_is_not_copied_once_a_letter() -> None:
+    long = "ab" * 50_000
+    ids = _Counting({piece: i for i, piece in enumerate(["a", "b", "ab", long])})
+    assert merges_of(ids, [0.0, 0.0, 1.0, 2.0]) == [("a", "b")]
+    assert ids.count < 100
+
+
 def test_mixed_merges_are_of_one_score_or_of_none() -> None:
     ids = {piece: i for i, piece in enumerate(["a", "aa", "aaa", "aaaa"])}
     tied = merges_of(ids, [0.0] * 4)

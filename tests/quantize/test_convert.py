@@ -249,6 +249,21 @@ def test_a_vocabulary_that_merges_another_way_there_is_refused(tmp_path: Path) -
         converted(open_source(tmp_path / "a.gguf"), "safetensors")
 
 
+def test_a_refusal_says_what_keeps_it(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", pairs={"tokenizer.ggml.pre": "superbpe"})
+    with pytest.raises(UnsupportedModelError, match=r"\(a GGUF file keeps it\)"):
+        converted(open_source(tmp_path / "a.gguf"), "safetensors")
+
+
+def test_half_a_character_is_refused(tmp_path: Path) -> None:
+    write_safetensors(tmp_path)
+    told = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    template = {"chat_template": "{{ 'a\ud800' }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**told, **template}))
+    with pytest.raises(UnsupportedModelError, match=r"chat_template: .*ud800.* no Unicode text"):
+        converted(open_source(tmp_path), "gguf")
+
+
 def test_the_verb_takes_a_format(tmp_path: Path) -> None:
     write_gguf(tmp_path / "a.gguf")
     target, options = tmp_path / "b", ("--type", "q8_0", "--method", "nearest")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Merge = tuple[str, str]
+_LONG = 64
 
 
 class NoMergesFault(Exception):
@@ -65,9 +66,12 @@ def _groups(made: list[str]) -> Iterator[range]:
 
 def _ways(ids: Mapping[str, int]) -> Iterator[Merge]:
     """Every way to cut a piece in two."""
+    sizes = {1, *map(len, ids)}
     for piece in ids:
         size = len(piece)
         for cut in range(1, size):
+            if size > _LONG and not (cut in sizes and size - cut in sizes):
+                continue  # no piece is so long: a long one is not copied once a letter
             left, right = piece[:cut], piece[cut:]
             has_left, has_right = left in ids, right in ids
             if has_left and has_right:

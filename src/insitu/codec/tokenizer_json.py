@@ -115,6 +115,7 @@ class _Reader:
             vocabulary = self._listed(vocabulary)
         if not isinstance(vocabulary, dict) or not vocabulary:
             raise self._fault("model.vocab", "is not an object of tokens")
+        self._require_text("model.vocab", "".join(vocabulary))
         for token, token_id in vocabulary.items():
             self._check_id(f"model.vocab.{shown(token)}", token_id)
         if len(set(vocabulary.values())) != len(vocabulary) or "" in vocabulary:
@@ -131,6 +132,12 @@ class _Reader:
         if len(found) != len(entries):
             raise self._fault("model.vocab", "has a token twice")
         return found
+
+    def _require_text(self, where: str, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise self._fault(where, "holds an unpaired surrogate") from error
 
     def _check_id(self, where: str, token_id: object) -> None:
         if type(token_id) is not int or not 0 <= token_id < MAX_VOCABULARY:
@@ -172,6 +179,7 @@ class _Reader:
         self._check_id(f"{where}.id", token_id)
         if not entry["content"]:
             raise self._fault(where, "is empty")
+        self._require_text(where, entry["content"])
         if entry.get("single_word"):
             raise self._file.unsupported(f"{where}.single_word", True)
         eats = bool(entry.get("lstrip")), bool(entry.get("rstrip"))

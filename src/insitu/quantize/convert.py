@@ -9,6 +9,7 @@ would be lost is refused by name.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from insitu.models.sampling_defaults import GGUF_NAMES, GGUF_PREFIX, read_sampli
 from insitu.models.twins import TwinSource, twin_of
 from insitu.quantize.errors import QuantizeError
 from insitu.refusal import Refusal
-from insitu.weights.errors import UnsupportedModelError
+from insitu.weights.errors import UnsupportedModelError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _OTHER_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Each is another function of the text, and what it makes of one is compared.
 _NOT_COMPARED = frozenset({"encode_plain", "spell", "pieces", "padding_ids"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_PIECES = 3_000
 _HARD = (
     "\n\n  123456 don't WE'LL e\u0301 \u00e9 日本語 \U0001f469\u200d\U0001f4bb\t\r\n ¿x? <|x|>",
@@ -54,24 +56,41 @@ _HARD = (
 
 def converted(source: TensorSource, form: Format) -> TwinSource:
     """The same model in that format."""
+    try:
+        return _converted(source, form)
+    except UnsupportedModelError as refused:
+        kept = "a GGUF file" if source.format == "gguf" else "a folder of safetensors"
+        message = f"{refused.message} ({kept} keeps it)"
+        raise UnsupportedModelError(refused.path, refused.where, message) from refused
+
+
+def _converted(source: TensorSource, form: Format) -> TwinSource:
     twin = twin_of(source, form)
     sampling = _sampling(source)
-    if _has_vocabulary(source):
-        known = read_vocabulary(source)
-        if form == "gguf":
-            num_rows = twin.tensors["token_embd.weight"].shape[0]
-            twin.values |= gguf_values(source, known, num_rows)
-        else:
-            twin.files |= folder_files(source, known)
-            sampling = {"eos_token_id": sorted(known.end_ids), **sampling}
+    known = read_vocabulary(source) if _has_vocabulary(source) else None
+    if known is not None and form == "gguf":
+        num_rows = twin.tensors["token_embd.weight"].shape[0]
+        twin.values |= gguf_values(source, known, num_rows)
+    elif known is not None:
+        twin.files |= folder_files(source, known)
+        sampling = {"eos_token_id": sorted(known.end_ids), **sampling}
     if form == "gguf":
         twin.values["general.name"] = source.path.resolve().name
         twin.values |= {GGUF_PREFIX + GGUF_NAMES.get(k, k): x for k, x in sampling.items()}
+        _require_unicode(source, twin.values)
     elif sampling:
         twin.files[GENERATION] = (json.dumps(sampling, indent=2) + "\n").encode()
-    if _has_vocabulary(source):
+    if known is not None:
         _require_same(source, known, read_vocabulary(twin))
     return twin
+
+
+def _require_unicode(source: TensorSource, values: Mapping[str, Any]) -> None:
+    """JSON can spell half a character, a GGUF file's text cannot."""
+    for key, value in values.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not text.isascii() and _SURROGATE.search(text):
+                raise UnsupportedModelError(source.path, key, f"{shown(text)} is no Unicode text")
 
 
 def _has_vocabulary(source: TensorSource) -> bool:

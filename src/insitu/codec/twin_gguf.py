@@ -55,7 +55,7 @@ def _types(file: TokenizerFile, known: Vocabulary) -> list[int]:
     kinds |= dict.fromkeys(known.control_ids, TokenType.CONTROL)
     kinds |= dict.fromkeys(known.byte_of, TokenType.BYTE)
     kinds |= dict.fromkeys(known.padding_ids, TokenType.UNUSED)
-    unknown = unknown_of(file)
+    unknown = unknown_of(file, known)
     if unknown in whole:
         kinds[whole[unknown]] = TokenType.UNKNOWN
     normal = TokenType.NORMAL

@@ -39,11 +39,9 @@ def values_of(file: TokenizerFile, known: Vocabulary, num_rows: int) -> dict[str
     return build(file, known, num_rows)
 
 
-def unknown_of(file: TokenizerFile) -> str | None:
+def unknown_of(file: TokenizerFile, known: Vocabulary) -> str | None:
     """The token of what has no piece, in kinds that have one."""
-    model = file.values["model"]
-    is_of_words = _kind(file) == "BPE"
-    return model.get("unk_token") if is_of_words else None
+    return None if _kind(file) == "ByteLevel" else known.special_texts.get("unk_token")
 
 
 def _kind(file: TokenizerFile) -> str:
@@ -98,7 +96,7 @@ def _sentencepiece(file: TokenizerFile, known: Vocabulary, num_rows: int) -> dic
     model = file.values["model"]
     if model.get("ignore_merges"):
         raise file.unsupported("model.ignore_merges", True)
-    if unknown_of(file) is None and len(known.byte_of) < _ALL_BYTES:
+    if not model.get("unk_token") and len(known.byte_of) < _ALL_BYTES:
         raise file.fault("model.unk_token", "is missing: text without a token would vanish")
     pieces = pieces_of(known)
     listed = [merge for merge in _merges(file) if merge[0] + merge[1] in pieces]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from typing import Any
 
 import jinja2
@@ -242,6 +243,50 @@ def test_hostile_templates_end_within_bounds(source: str) -> None:
     with pytest.raises((TemplateLimitError, UnsupportedTemplate)):
         render(source, big="a" * 200_000, numbers=list(range(100)))
     assert time.thread_time() - start_s < 3
+
+
+BIG = "{% set b = ' ' ~ 'x' * 15000000 %}"
+MANY = "{% set n = namespace(l=[b]) %}{% for i in range(14) %}{% set n.l = n.l + n.l %}{% endfor %}"
+MIXED = "{% set a = ('x' * 50000).replace('x', 'y' ~ big[:10]) * 25 %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ range(100000) | map(attribute='.' * 1000000) | list }}",
+        "{{ range(100000) | selectattr('.' * 1000000) | list }}",
+        *(f"{BIG}{MANY}{{{{ n.l | map('{name}') | list }}}}" for name in ("trim", "reverse", "int")),
+        *(f"{BIG}{MANY}{{{{ n.l | {name} }}}}" for name in ("select('upper') | list", "sort", "max")),
+        f"{BIG}{MANY}{{{{ n.l | unique | list }}}}",
+        f"{BIG}{{% set f = b.strip %}}{{% for i in range(90000) %}}{{% set x = f() %}}{{% endfor %}}",
+        f"{BIG}{{% set f = b.isalpha %}}{{% for i in range(90000) %}}{{% set x = f() %}}{{% endfor %}}",
+        "{{ '%200d' * 800000 % range(800000) }}",
+        "{{ ('%%' * 7000000) % [] }}",
+        "{{ ('{0}' * 5000000).format('') }}",
+        "{{ ('{{' * 7000000).format() }}",
+        "{{ '\n' * 3000000 }}{{ ('\n' * 3000000).splitlines() }}",
+        "{{ ('a ' * 2500000) | title }}",
+        "{{ ('<' * 3000000) | safe + '<' * 3000000 }}",
+        "{{ range(20000) | list | tojson(separators=['x' * 100000, ':']) }}",
+        "{{ dict(a=1, b=2) | tojson(separators=[',', 'x' * 15000000]) }}",
+        MIXED + "{{ a }}",
+        MIXED + "{{ a[:2000000] | tojson }}",
+        "{{ ['\U000e0001' * 15000000] }}",
+        "{% set n = namespace(l=[]) %}{% for i in range(9) %}"
+        "{% set n.l = n.l + ['x' * 15000000] %}{% endfor %}",
+    ],
+)  # fmt: skip
+def test_hostile_templates_take_little_time_and_memory(source: str) -> None:
+    tracemalloc.start()
+    start_s = time.thread_time()
+    try:
+        with pytest.raises(TemplateLimitError):
+            render(source, big="a" * 200_000)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert time.thread_time() - start_s < 6
+    assert peak_bytes < 300 << 20
 
 
 def test_values_nested_too_deep_are_refused() -> None:

@@ -127,7 +127,8 @@ class Template:
     ) -> TypedText:
         """The prompt; variables are the caller's values and the model file's texts."""
         try:
-            return _typed(self._rendered(given_values, written_values, today))
+            meter = Meter(_fuel_for(given_values), MAX_CHARS)
+            return _typed(self._rendered(given_values, written_values, today, meter), meter)
         except RecursionError as error:
             raise TemplateLimitError("the template is nested too deep") from error
         except OverflowError as error:
@@ -138,8 +139,8 @@ class Template:
         given_values: Mapping[str, Any],
         written_values: Mapping[str, str],
         today: str | None,
+        meter: Meter,
     ) -> Text:
-        meter = Meter(_fuel_for(given_values), MAX_CHARS)
         names: dict[str, Any] = {
             "range": Function("range", lambda *bounds: make_range(meter, *bounds)),
             "namespace": Function("namespace", make_namespace),
@@ -208,7 +209,8 @@ def _format_day(day: date, text: Any) -> Text:
     return written(day.strftime(value))
 
 
-def _typed(text: Text) -> TypedText:
+def _typed(text: Text, meter: Meter) -> TypedText:
+    stretches = runs(text.mask, meter)
     return TypedText(
-        tuple((text.value[start:end], text.mask[start] == 1) for start, end in runs(text.mask))
+        tuple((text.value[start:end], text.mask[start] == 1) for start, end in stretches)
     )

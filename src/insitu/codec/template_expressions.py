@@ -105,8 +105,9 @@ class Expressions:
 
     def _const(self, node: nodes.Const, _: Scope) -> Any:
         if isinstance(node.value, str):
-            self._meter.make(len(node.value))
-            return written(node.value)
+            text = written(node.value)
+            self._meter.look(text)
+            return text
         return node.value
 
     def _list(self, node: nodes.List, scope: Scope) -> Items:
@@ -152,9 +153,7 @@ class Expressions:
         self, name: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         # Whatever it does with a string takes at least a look at each character.
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, Text):
-                self._meter.make(len(value))
+        self._meter.look(*args, *kwargs.values())
         try:
             return function(*args, **kwargs)
         except (TypeError, ValueError) as error:
@@ -197,9 +196,12 @@ class Expressions:
 
     def _method(self, name: str, method: Callable[..., Any], value: Any) -> Function:
         meter = self._meter
-        if isinstance(value, Text):
-            meter.make(len(value))
-        return Function(name, lambda *args, **kwargs: method(meter, value, *args, **kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            meter.look(value)  # at each call: a template may keep a method and call it often
+            return method(meter, value, *args, **kwargs)
+
+        return Function(name, call)
 
     def _getitem(self, node: nodes.Getitem, scope: Scope) -> Any:
         value = self.value(node.node, scope)
@@ -254,9 +256,7 @@ class Expressions:
             return contains(right, left, self._meter) == (op == "in")
         if op in {"eq", "ne"}:
             return equal(left, right, self._meter) == (op == "eq")
-        if isinstance(left, Text):
-            self._meter.make(len(left))
-        order = compare(left, right)
+        order = compare(self._meter, left, right)
         return {"lt": order < 0, "lteq": order <= 0, "gt": order > 0, "gteq": order >= 0}[op]
 
     def _and(self, node: nodes.And, scope: Scope) -> Any:
@@ -277,7 +277,7 @@ class Expressions:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         kind = type(node)
         if isinstance(left, Text) and kind is nodes.Mod:
-            self._meter.make(len(left))
+            self._meter.look(left)
             values = list(right) if isinstance(right, Items) else [right]
             return strings.percent(self._meter, left, values)
         if isinstance(left, Text) and isinstance(right, Text) and kind is nodes.Add:

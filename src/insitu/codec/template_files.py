@@ -69,8 +69,10 @@ def _folder(source: TensorSource) -> dict[str, tuple[str, str]]:
 
 def _named(source: TensorSource, where: str, value: Any) -> dict[str, str]:
     if isinstance(value, list):
-        entries = [entry for entry in value if isinstance(entry, dict)]
-        pairs = [(entry.get("name"), entry.get("template")) for entry in entries[:_MOST_NAMES]]
+        pairs = [
+            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+            for entry in value[:_MOST_NAMES]
+        ]
     elif isinstance(value, dict):
         pairs = list(value.items())[:_MOST_NAMES]
     else:

@@ -8,7 +8,7 @@ Always true: a filter gives the characters of its operands with their origins, o
 from __future__ import annotations
 
 import re
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec import template_strings as strings
@@ -45,10 +45,15 @@ _MAX_INDENT = 200
 _WORD_START = re.compile(r"([-\s({\[<]+)")
 
 
-def attribute(value: Any, path: Any) -> Any:
-    """``a.b.0`` of a value, as ``map`` and ``selectattr`` take it."""
+def _path(path: Any) -> list[str]:
+    """``a.b.0`` in its parts, as ``map`` and ``selectattr`` take it."""
     names = str(path) if isinstance(path, int) else strings.want_text(path, "an attribute").value
-    for name in names.split("."):
+    return names.split(".")
+
+
+def _attribute(meter: Meter, value: Any, path: list[str]) -> Any:
+    meter.spend(len(path))
+    for name in path:
         if isinstance(value, Record):
             value = value.get(name, Undefined(name))
         elif isinstance(value, Items) and name.isdigit():
@@ -108,19 +113,23 @@ def _join(meter: Meter, value: Any, d: Any = EMPTY, attribute: Any = None) -> Te
 def _map(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> Stream:
     value = value if truth(value) else Items()
     if not args:
-        path = kwargs.pop("attribute", None)
+        asked = kwargs.pop("attribute", None)
         fallback = kwargs.pop("default", None)
-        if path is None or kwargs:
+        if asked is None or kwargs:
             raise TemplateFault("map needs a filter or an attribute")
-        found = [attribute(item, path) for item in elements(value, meter)]
+        path = _path(asked)
+        found = [_attribute(meter, item, path) for item in elements(value, meter)]
         if fallback is not None:
             found = [fallback if isinstance(item, Undefined) else item for item in found]
         return Stream(items_of(found, meter))
     name = strings.want_text(args[0], "a filter's name").value
     apply = named(FILTERS, name, "filter")
-    values = elements(value, meter)
-    meter.spend(len(values))
-    return Stream(apply(meter, item, *args[1:], **kwargs) for item in values)
+    made = Stream()
+    for item in elements(value, meter):
+        meter.spend()
+        meter.look(item, *args[1:], *kwargs.values())
+        made.append(apply(meter, item, *args[1:], **kwargs))
+    return made
 
 
 def _select(*, has_attribute: bool, is_kept: bool) -> Callable[..., Stream]:
@@ -128,13 +137,14 @@ def _select(*, has_attribute: bool, is_kept: bool) -> Callable[..., Stream]:
         value = value if truth(value) else Items()
         if has_attribute and not args:
             raise TemplateFault("selectattr needs an attribute")
-        path, rest = (args[0], args[1:]) if has_attribute else (None, args)
+        path, rest = (_path(args[0]), args[1:]) if has_attribute else ([], args)
         name = strings.want_text(rest[0], "a test's name").value if rest else None
         test = None if name is None else named(TESTS, name, "test")
         kept = []
         for item in elements(value, meter):
             meter.spend()
-            part = attribute(item, path) if has_attribute else item
+            part = _attribute(meter, item, path)
+            meter.look(part, *rest)
             holds = truth(part) if test is None else truth(test(meter, part, *rest[1:]))
             if holds == is_kept:
                 kept.append(item)
@@ -150,18 +160,16 @@ def named(table: dict[str, Callable[..., Any]], name: str, what: str) -> Callabl
     return table[name]
 
 
-def _folded(value: Any, case_sensitive: Any) -> Any:
-    is_folded = isinstance(value, Text) and not truth(case_sensitive)
-    return value.changed(value.value.lower()) if is_folded else value
+def _folded(meter: Meter, values: list[Any], case_sensitive: Any) -> list[Any]:
+    if truth(case_sensitive):
+        return values
+    lower = strings.METHODS["lower"]
+    return [lower(meter, value) if isinstance(value, Text) else value for value in values]
 
 
 def _sorted(meter: Meter, values: list[Any], keys: list[Any], *, reverse: bool) -> Items:
-    # About log2(n) comparisons of each, every one of which may read the whole string.
-    meter.spend(8 * len(values))
-    for key in keys:
-        if isinstance(key, Text):
-            meter.make(16 * len(key))
-    rank = cmp_to_key(compare)
+    meter.spend(8 * len(values))  # about log2(n) comparisons of each, which pay for what they read
+    rank = cmp_to_key(partial(compare, meter))
     order = sorted(range(len(values)), key=lambda index: rank(keys[index]), reverse=reverse)
     return Items(values[index] for index in order)
 
@@ -175,7 +183,7 @@ def _sort(
 ) -> Items:
     values = elements(value, meter)
     keys = values if attribute is None else list(_map(meter, value, attribute=attribute))
-    keys = [_folded(key, case_sensitive) for key in keys]
+    keys = _folded(meter, keys, case_sensitive)
     return _sorted(meter, values, keys, reverse=truth(reverse))
 
 
@@ -184,7 +192,7 @@ def _dictsort(
 ) -> Items:
     entries = list(pairs(meter, value))
     column = 1 if isinstance(by, Text) and by.value == "value" else 0
-    keys = [_folded(entry[column], case_sensitive) for entry in entries]
+    keys = _folded(meter, [entry[column] for entry in entries], case_sensitive)
     return _sorted(meter, entries, keys, reverse=truth(reverse))
 
 
@@ -192,8 +200,7 @@ def _unique(meter: Meter, value: Any, case_sensitive: Any = False, attribute: An
     values = elements(value, meter)
     keys = values if attribute is None else list(_map(meter, value, attribute=attribute))
     kept, seen = Stream(), Items()
-    for item, key in zip(values, keys, strict=True):
-        folded = _folded(key, case_sensitive)
+    for item, folded in zip(values, _folded(meter, keys, case_sensitive), strict=True):
         if not contains(seen, folded, meter):
             seen.append(folded)
             kept.append(item)
@@ -205,7 +212,8 @@ def _extreme(sign: int) -> Callable[..., Any]:
         values = elements(value, meter)
         best: Any = Undefined("min" if sign < 0 else "max")
         for item in values:
-            if isinstance(best, Undefined) or compare(item, best) == sign:
+            meter.spend()
+            if isinstance(best, Undefined) or compare(meter, item, best) == sign:
                 best = item
         return best
 
@@ -261,6 +269,7 @@ def _cased(name: str) -> Callable[..., Text]:
 def _title(meter: Meter, value: Any) -> Text:
     text = text_of(value, meter)
     meter.make(3 * len(text))
+    meter.spend(len(text) // 16)
     words = _WORD_START.split(text.value)
     return text.changed("".join(word[:1].upper() + word[1:].lower() for word in words))
 

@@ -27,6 +27,8 @@ from insitu.codec.template_values import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from insitu.codec.template_values import Meter
 
 _MAX_INDENT = 16
@@ -81,6 +83,7 @@ class JSONWriter:
             if index:
                 self._between(sign, depth)
             name = key if isinstance(key, str) else self._scalar(key)
+            self._meter.make(len(self._colon))
             self._parts += [self._string(sign(name)), sign(self._colon)]
             self._value(record[key], depth + 1)
         self._close(sign("}"), sign, depth, is_empty=not keys)
@@ -97,16 +100,23 @@ class JSONWriter:
     def _open(self, bracket: Text, sign: Any, depth: int, *, is_empty: bool) -> None:
         self._parts.append(bracket)
         if self._indent is not None and not is_empty:
-            self._parts.append(sign("\n" + " " * (self._indent * (depth + 1))))
+            self._parts.append(sign(self._line(depth + 1)))
 
     def _between(self, sign: Any, depth: int) -> None:
-        line = "" if self._indent is None else "\n" + " " * (self._indent * (depth + 1))
-        self._parts.append(sign(self._comma + line))
+        self._meter.make(len(self._comma))
+        self._parts.append(sign(self._comma + self._line(depth + 1)))
 
     def _close(self, bracket: Text, sign: Any, depth: int, *, is_empty: bool) -> None:
         if self._indent is not None and not is_empty:
-            self._parts.append(sign("\n" + " " * (self._indent * depth)))
+            self._parts.append(sign(self._line(depth)))
         self._parts.append(bracket)
+
+    def _line(self, depth: int) -> str:
+        """The start of a line at this depth, where there are lines at all."""
+        if self._indent is None:
+            return ""
+        self._meter.make(self._indent * depth)
+        return "\n" + " " * (self._indent * depth)
 
     def _scalar(self, value: Any) -> str:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -121,7 +131,7 @@ class JSONWriter:
         if 1 not in text.mask:
             return given(quoted)
         parts = [written('"')]
-        for start, end in runs(text.mask):
+        for start, end in runs(text.mask, self._meter):
             sign = written if text.mask[start] else given
             inner = json.dumps(text.value[start:end], ensure_ascii=self._ensure_ascii)[1:-1]
             parts.append(sign(inner))
@@ -130,13 +140,12 @@ class JSONWriter:
         return joined([*parts, given('"')], self._meter)
 
 
-def runs(mask: bytes) -> list[tuple[int, int]]:
+def runs(mask: bytes, meter: Meter) -> Iterator[tuple[int, int]]:
     """Stretches of one origin."""
-    found = []
     start = 0
     while start < len(mask):
+        meter.spend()
         end = mask.find(1 - mask[start], start)
         end = len(mask) if end < 0 else end
-        found.append((start, end))
+        yield start, end
         start = end
-    return found

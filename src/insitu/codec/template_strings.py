@@ -55,6 +55,7 @@ def _escaped(meter: Meter, text: Text) -> Text:
     if isinstance(text, SafeText):
         return text
     meter.make(5 * len(text))
+    meter.spend(len(text) // 16)
     signs = [_ESCAPED.get(character, character) for character in text.value]
     mask = b"".join(
         bytes((origin,)) * len(sign) for sign, origin in zip(signs, text.mask, strict=True)
@@ -74,7 +75,6 @@ def replace(meter: Meter, text: Text, old: Any, new: Any, count: Any = None) -> 
     """Every (or the first ``count``) ``old`` by ``new``."""
     old, new = want_text(old, "what to replace"), want_text(new, "a replacement")
     limit = -1 if count is None else int(count)
-    meter.make(len(text))
     num_found = text.value.count(old.value)
     if 0 <= limit < num_found:
         num_found = limit
@@ -101,14 +101,15 @@ def rsplit(meter: Meter, text: Text, sep: Any = None, maxsplit: int = -1) -> Ite
 
 def _split(meter: Meter, text: Text, sep: Any, cut: Callable[[str | None], list[str]]) -> Items:
     meter.spend(1 + len(text) // 16)
-    if sep is None:
-        return _located(text, cut(None))
-    separator = want_text(sep, "a separator").value
-    if not separator:
+    separator = None if sep is None else want_text(sep, "a separator").value
+    if separator == "":
         raise TemplateFault("a separator must not be empty")
-    meter.spend(text.value.count(separator))
+    values = cut(separator)
+    meter.spend(len(values))
+    if separator is None:
+        return _located(text, values)
     parts, at = Items(), 0
-    for value in cut(separator):
+    for value in values:
         parts.append(text[at : at + len(value)])
         at += len(value) + len(separator)
     return parts
@@ -117,8 +118,10 @@ def _split(meter: Meter, text: Text, sep: Any, cut: Callable[[str | None], list[
 def splitlines(meter: Meter, text: Text, keepends: Any = False) -> Items:
     """Lines."""
     meter.spend(1 + len(text) // 16)
+    lines = text.value.splitlines(keepends=True)
+    meter.spend(len(lines))
     parts, at = Items(), 0
-    for line in text.value.splitlines(keepends=True):
+    for line in lines:
         kept = line if keepends else line.splitlines()[0]
         parts.append(text[at : at + len(kept)])
         at += len(line)
@@ -157,6 +160,7 @@ def percent(meter: Meter, text: Text, values: list[Any]) -> Text:
     """``"%s and %d" % values``; with a width or as a number, the result is the caller's text."""
     parts, at, taken = [], 0, 0
     for match in _CONVERSION.finditer(text.value):
+        meter.spend()
         _no_percent(text.value[at : match.start()])
         parts.append(text[at : match.start()])
         at = match.end()
@@ -197,6 +201,7 @@ def braces(meter: Meter, text: Text, *args: Any, **kwargs: Any) -> Text:
     """``"{} and {name}".format(...)``, without format specifications."""
     parts, at, taken = [], 0, 0
     for match in _FIELD.finditer(text.value):
+        meter.spend()
         before = text[at : match.start()]
         if "{" in before.value or "}" in before.value:
             raise TemplateFault("a format uses a field that is not supported")
@@ -256,8 +261,7 @@ def _asked(name: str) -> Callable[..., bool]:
 def _found(name: str) -> Callable[..., int]:
     seek = getattr(str, name)
 
-    def find(meter: Meter, text: Text, part: Any, *bounds: Any) -> int:
-        meter.make(len(text))
+    def find(_: Meter, text: Text, part: Any, *bounds: Any) -> int:
         try:
             return int(seek(text.value, want_text(part, "what to look for").value, *bounds))
         except ValueError as error:

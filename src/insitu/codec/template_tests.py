@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from insitu.codec.template_values import Meter
 
 
-def compare(left: Any, right: Any) -> int:
+def compare(meter: Meter, left: Any, right: Any) -> int:
     """-1, 0 or 1; only numbers and strings have an order."""
     if isinstance(left, Text) and isinstance(right, Text):
+        meter.look(min(left, right, key=len))
         return (left.value > right.value) - (left.value < right.value)
     if is_number(left) and is_number(right):
         return int(left > right) - int(left < right)
@@ -36,7 +37,7 @@ def compare(left: Any, right: Any) -> int:
 
 
 def _ordered(signs: tuple[int, ...]) -> Callable[..., bool]:
-    return lambda _, left, right: compare(left, right) in signs
+    return lambda meter, left, right: compare(meter, left, right) in signs
 
 
 def _divisible(_: Meter, value: Any, by: Any) -> bool:

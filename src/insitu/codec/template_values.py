@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64
 MAX_RANGE = 100_000
 MAX_INTEGER = 2**63
+_REPR_GROWTH = 4  # a character that cannot be printed is shown by its number
 _CHARS_PER_FUEL = 256
+_TEXTS_IN_ALL = 8  # so many of the longest text are made in one rendering, kept or not
 
 
 class TemplateFault(Exception):
@@ -33,11 +35,15 @@ class TemplateRaised(TemplateFault):
 
 
 class Meter:
-    """How much work is left. A node costs 1; moving text costs by its length."""
+    """How much work is left, and how much text may be made yet.
+
+    A node costs 1; reading or making text costs by its length.
+    """
 
     def __init__(self, fuel: int, max_chars: int) -> None:
         self._fuel = fuel
         self._max_chars = max_chars
+        self._num_chars_left = _TEXTS_IN_ALL * max_chars
 
     def spend(self, amount: int = 1) -> None:
         """Pay for work, or end it."""
@@ -45,9 +51,16 @@ class Meter:
         if self._fuel < 0:
             raise TemplateLimitError("the template does too much work")
 
+    def look(self, *values: Any) -> None:
+        """Pay for reading those of the values that are texts."""
+        for value in values:
+            if isinstance(value, Text):
+                self.spend(len(value) // _CHARS_PER_FUEL)
+
     def make(self, num_chars: int) -> None:
         """Pay for text about to be made."""
-        if num_chars > self._max_chars:
+        self._num_chars_left -= num_chars
+        if num_chars > self._max_chars or self._num_chars_left < 0:
             raise TemplateLimitError(f"the template makes more than {self._max_chars} characters")
         self.spend(num_chars // _CHARS_PER_FUEL)
 
@@ -216,7 +229,7 @@ def plain(value: Any, meter: Meter, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise TemplateLimitError(f"a value is nested more than {MAX_DEPTH} deep")
     if isinstance(value, Text):
-        meter.make(len(value))
+        meter.make(_REPR_GROWTH * len(value))
         return value.value
     if isinstance(value, Record):
         return {key: plain(item, meter, depth + 1) for key, item in value.items()}
@@ -255,7 +268,7 @@ def equal(left: Any, right: Any, meter: Meter, depth: int = 0) -> bool:
     if depth > MAX_DEPTH:
         raise TemplateLimitError("values compared are nested too deep")
     if isinstance(left, Text) and isinstance(right, Text):
-        meter.make(min(len(left), len(right)))
+        meter.look(min(left, right, key=len))
         return left.value == right.value
     if isinstance(left, Items) and isinstance(right, Items):
         return len(left) == len(right) and all(
@@ -277,7 +290,7 @@ def contains(container: Any, value: Any, meter: Meter) -> bool:
     if isinstance(container, Text):
         if not isinstance(value, Text):
             raise TemplateFault(f"{kind_of(value)} cannot be in a string")
-        meter.make(len(container))
+        meter.look(container)
         return value.value in container.value
     if isinstance(container, Record):
         return key_of(value) in container

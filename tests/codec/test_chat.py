@@ -237,6 +237,10 @@ def test_faulty_templates_name_their_key() -> None:
         values = {**tiny.metadata_values(), "tokenizer.chat_template": value}
         with pytest.raises(ModelFileError, match=r"tokenizer\.chat_template"):
             load_chat_template(tiny.FakeSource(values=values), TOKENIZER)  # type: ignore[arg-type]
+    for found in (["x"], [{"name": 5, "template": "x"}], {"default": 5}):
+        broken = tiny.folder({}, chat_template={"chat_template": found})
+        with pytest.raises(ModelFileError, match=r"chat_template\.json chat_template"):
+            load_chat_template(broken, TOKENIZER)  # type: ignore[arg-type]
     values = {**tiny.metadata_values(), "tokenizer.chat_template": "{% include 'x' %}"}
     with pytest.raises(UnsupportedModelError, match="Include"):
         load_chat_template(tiny.FakeSource(values=values), TOKENIZER)  # type: ignore[arg-type]

@@ -271,6 +271,14 @@ def test_a_beginning_that_is_there_is_not_doubled() -> None:
     assert len(plain) > len(once)
 
 
+def _normal(kind: str, **step: Any) -> Any:
+    return lambda file: file.update(normalizer={"type": kind, **step})
+
+
+def _cut(**changes: Any) -> Any:
+    return lambda file: file["pre_tokenizer"].update(changes)
+
+
 def _model(**changes: Any) -> Any:
     return lambda file: file["model"].update(changes)
 
@@ -296,6 +304,24 @@ def _spoilt(file: dict[str, Any]) -> None:
         ("unigram", _model(vocab=[["\udfff", 0.0]]), "model.vocab: holds an unpaired surrogate"),
         ("gemma", lambda file: file.update(normalizer={"type": "Shout"}), "normalizer.type"),
         ("gemma", lambda file: file.update(post_processor={"type": "Odd"}), "post_processor.type"),
+        ("bert", _model(unk_token=["a"]), "unk_token"),
+        ("bert", _model(continuing_subword_prefix=5), "continuing_subword_prefix"),
+        ("unigram", _model(vocab=[["a", 10**400], ["b", 0.0]]), r"vocab\[0\]"),
+        ("unigram", lambda file: file["model"]["vocab"].append(["b" * 513, 0.0]), "512 characters"),
+        ("llama", _model(byte_fallback="yes"), "byte_fallback"),
+        ("llama", _model(continuing_subword_prefix="##"), "continuing_subword_prefix"),
+        ("llama", _normal("Prepend", prepend="x"), "normalizer.prepend"),
+        (
+            "first",
+            _normal("Replace", pattern={"String": "a"}, content="b" * 65),
+            "65 times as long",
+        ),
+        ("first", _normal("Replace", pattern={"Regex": "x*"}, content="b" * 64), "65 times"),
+        ("unigram", _normal("Precompiled", precompiled_charsmap="/////w=="), "charsmap"),
+        ("unigram", _normal("Precompiled", precompiled_charsmap="?"), "charsmap: is not base64"),
+        ("first", _cut(replacement="x"), "pre_tokenizer.replacement"),
+        ("first", _cut(prepend_scheme="sometimes"), "pre_tokenizer.prepend_scheme"),
+        ("first", _cut(add_prefix_space=5), "pre_tokenizer.add_prefix_space"),
     ],
 )
 def test_what_is_not_known_is_refused_by_its_place(kind: str, change: Any, where: str) -> None:

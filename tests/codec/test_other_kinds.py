@@ -11,6 +11,7 @@ from codec.tiny_vocabulary import FakeSource
 
 from insitu.codec.chars_map import CharsMap, CharsMapFault
 from insitu.codec.tokenizer import Tokenizer, load_tokenizer
+from insitu.refusal import Refusal
 from insitu.weights.errors import ModelFileError
 
 CONTROL = ["<s>", "<pad>", "</s>", "<mask>"]
@@ -273,6 +274,32 @@ def test_a_table_that_points_beyond_itself_is_refused() -> None:
     beyond = struct.pack("<II", 4, (1 << 20) << 10) + b"\0"
     with pytest.raises(CharsMapFault, match="beyond"):
         CharsMap(beyond).normalized("a")
+
+
+def test_a_table_that_points_beyond_itself_refuses_the_text() -> None:
+    beyond = unigram(precompiled_charsmap=list(struct.pack("<II", 4, (1 << 20) << 10) + b"\0"))
+    with pytest.raises(Refusal, match="normalisation table points beyond its end"):
+        beyond.encode("a", add_special_tokens=False, parse_special=False)
+
+
+def test_a_table_that_would_take_long_or_make_long_texts_is_refused() -> None:
+    circle = [0] * 512
+    circle[0] = 256 << 10
+    circle[256 ^ 97] = 97 | 97 << 10  # "a" leads to where it came from
+    raw = struct.pack("<513I", 2048, *circle) + b"\0"
+    with pytest.raises(CharsMapFault, match="more than 256 bytes"):
+        CharsMap(raw)
+    with pytest.raises(CharsMapFault, match="circle"):
+        CharsMap(struct.pack("<257I", 1024, *(i | i << 10 for i in range(256))) + b"\0")
+    with pytest.raises(CharsMapFault, match="replacement of more than 128 bytes"):
+        CharsMap(double_array({"a": "b" * 129}))
+    with pytest.raises(ModelFileError, match=r"precompiled_charsmap.*256 bytes"):
+        unigram(precompiled_charsmap=list(raw))
+
+
+def test_a_piece_that_would_take_long_to_find_is_refused() -> None:
+    with pytest.raises(ModelFileError, match=r"tokens\[1\].*longer than 512 characters"):
+        tokenizer_of("t5", ["?", "a" * 513], [2, 1], scores=[0.0, 0.0], unknown_token_id=0)
 
 
 class _Counted(str):

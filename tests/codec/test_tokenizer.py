@@ -254,6 +254,47 @@ def test_folder_template_processing_adds_a_beginning() -> None:
     assert ids == [ID["<|im_start|>"], ID["ab"]]
 
 
+@pytest.mark.parametrize("ids", [[5, 6], [], ["5"], [-1], [10**6], 5])
+def test_a_template_may_list_the_ids_it_puts_there(ids: Any) -> None:
+    single = [{"SpecialToken": {"id": "both"}}, {"Sequence": {"id": "A"}}]
+    processor = {"type": "TemplateProcessing", "single": single,
+                 "special_tokens": {"both": {"id": "both", "ids": ids}}}  # fmt: skip
+    file = tiny.tokenizer_json(post_processor=processor)
+    if ids in ([5, 6], []):
+        got = folder_tokenizer(file).encode("ab", add_special_tokens=True, parse_special=False)
+        assert got == [*ids, ID["ab"]]
+        return
+    with pytest.raises(ModelFileError, match=r"post_processor\.special_tokens\.both\.ids"):
+        folder_tokenizer(file)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"tokenizer_config": {"added_tokens_decoder": [5]}}, "added_tokens_decoder"),
+        ({"tokenizer_config": {"additional_special_tokens": "x"}}, "additional_special_tokens"),
+        (
+            {"tokenizer_config": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": 1}},
+            "tokenizer_config.json add_bos_token",
+        ),
+    ],
+)
+def test_faults_of_the_other_files_name_their_key(other: Any, named: str) -> None:
+    with pytest.raises(ModelFileError, match=named):
+        folder_tokenizer(tiny.tokenizer_json(), **other)
+
+
+def test_an_expression_that_never_ends_is_a_refusal() -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    steps = [{**split, "invert": False}, {**byte_level, "trim_offsets": True}]
+    file = tiny.tokenizer_json(pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
+    tokenizer = folder_tokenizer(file)
+    assert encode("ab", tokenizer=tokenizer) == [ID["ab"]]
+    with pytest.raises(Refusal, match="cannot cut this text"):
+        encode("a" * 1000, tokenizer=tokenizer)
+
+
 def test_a_declared_normaliser_is_kept_and_forges_nothing() -> None:
     tokenizer = folder_tokenizer(tiny.tokenizer_json(normalizer={"type": "NFC"}))
     assert tokenizer.detokenize(encode("e\u0301", tokenizer=tokenizer)) == "\u00e9"
@@ -283,6 +324,17 @@ def test_a_declared_normaliser_is_kept_and_forges_nothing() -> None:
         ({"added_tokens": [{"id": 0, "content": "z"}]}, "added_tokens"),
         ({"added_tokens": [{"id": 900, "content": "z", "single_word": True}]}, "single_word"),
         ({"added_tokens": {"z": 1}}, "added_tokens"),
+        ({"added_tokens": [{"id": 300, "content": "z", "special": "yes"}]}, "special"),
+        ({"model": {"type": ["BPE"], "vocab": {"a": 0}, "merges": []}}, "model.type"),
+        (
+            {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "ignore_merges": "no"}},
+            "model.ignore_merges",
+        ),
+        ({"decoder": {"type": ["ByteLevel"]}}, "decoder.type"),
+        ({"normalizer": {"type": {"a": 1}}}, "normalizer.type"),
+        ({"post_processor": {"type": ["x"]}}, "post_processor.type"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": 5}}, "post_processor.single"),
+        ({"post_processor": {"type": "BertProcessing", "cls": ["Größe", 5]}}, "not its own"),
     ],
 )
 def test_folder_faults_name_their_place(changes: dict[str, Any], where: str) -> None:

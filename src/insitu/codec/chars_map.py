@@ -14,10 +14,17 @@ from __future__ import annotations
 import struct
 from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
+
 _LABEL = (1 << 31) | 0xFF
 _HAS_VALUE = 1 << 8
 _VALUE = (1 << 31) - 1
 _MOST_PAIRS = 1 << 16
+_MOST_DEEP = 256  # bytes of the longest string that is replaced
+_MOST_BYTES = 128  # of what stands for it
+_NODES_AT_ONCE = 1 << 12
+_MOST_VISITS = 8  # of each of the trie's units
 
 
 class CharsMapFault(Exception):
@@ -31,8 +38,11 @@ class CharsMap:
         (size,) = struct.unpack_from("<I", raw) if len(raw) >= 4 else (0,)
         if not size or size % 4 or 4 + size >= len(raw) or raw[-1] != 0:
             raise CharsMapFault("is not a table of normalisation")
+        _check_trie(np.frombuffer(raw, "<u4", size // 4, 4))
         self._units: tuple[int, ...] = struct.unpack_from(f"<{size // 4}I", raw, 4)
         self._replacements = raw[4 + size :]
+        if max(map(len, self._replacements.split(b"\0"))) > _MOST_BYTES:
+            raise CharsMapFault(f"has a replacement of more than {_MOST_BYTES} bytes")
         self._single: dict[str, str] = {}
         # What stands at a place where no longer string than these two characters could begin.
         self._pairs: dict[str, tuple[str, int]] = {}
@@ -107,6 +117,29 @@ class CharsMap:
             raise CharsMapFault("points beyond its replacements")
         end = self._replacements.index(0, value)
         return self._replacements[value:end].decode(errors="replace")
+
+
+def _check_trie(units: npt.NDArray[np.uint32]) -> None:
+    """Refuse a trie whose ways go in a circle or are too long to be walked; they may meet."""
+    labels = units & np.uint32(_LABEL)
+    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
+    nodes, num_seen = offsets[:1].astype(np.int64), 0
+    steps = np.arange(1, 256, dtype=np.int64)
+    for _ in range(_MOST_DEEP):
+        found = []
+        for at in range(0, len(nodes), _NODES_AT_ONCE):
+            below = nodes[at : at + _NODES_AT_ONCE, None] ^ steps  # where each byte would lead
+            inside = below < len(units)
+            hits = labels[np.where(inside, below, 0)] == steps
+            there = below[inside & hits]
+            found.append(there ^ offsets[there].astype(np.int64))
+            num_seen += len(there)
+            if num_seen > _MOST_VISITS * len(units):
+                raise CharsMapFault("goes in a circle")
+        nodes = np.unique(np.concatenate(found))
+        if not len(nodes):
+            return
+    raise CharsMapFault(f"has a string of more than {_MOST_DEEP} bytes")
 
 
 def _offset(unit: int) -> int:

@@ -19,6 +19,7 @@ from insitu.codec.gguf_tokens import KEY, spellings
 from insitu.codec.piece_merger import SPACE, PieceMerger, RankedMerger
 from insitu.codec.pretokenizers import FAMILIES, Family, plain_encoder, word_encoder
 from insitu.codec.vocabulary import MergeFault, TokenType, build_bpe
+from insitu.refusal import Refusal
 from insitu.weights.errors import UnsupportedModelError, shown
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from insitu.codec.gguf_tokens import GGUFTokens
     from insitu.weights.metadata import Metadata
 
+MAX_PIECE_CHARS = 512  # of a piece that is searched for at every place of a text
 _LINES = re.compile(r"[^\n]+|\n+")
 _MERGES = KEY + "merges"
 # Our own keys, in files that were made of a tokenizer.json with a normaliser, or with Metaspace,
@@ -194,6 +196,9 @@ def _unigram(tokens: GGUFTokens) -> Encoder:
         raise metadata.fault(KEY + "unknown_token_id", "is missing")
     # The library numbers pieces itself: ids of no control token are among those it can give.
     normal = spellings(tokens, tokens.of(TokenType.NORMAL))
+    for piece, token_id in normal.items():
+        if len(piece) > MAX_PIECE_CHARS:
+            raise tokens.fault(token_id, f"is longer than {MAX_PIECE_CHARS} characters")
     ids = [unknown_id, *normal.values()]
     pieces = [(_UNKNOWN, 0.0), *zip(normal, map(scores.__getitem__, normal.values()), strict=True)]
     encode = plain_encoder(Tokenizer(models.Unigram(pieces, 0, False)))
@@ -202,7 +207,11 @@ def _unigram(tokens: GGUFTokens) -> Encoder:
     has_dummy_space = metadata.boolean(KEY + "add_space_prefix", True)
 
     def encode_plain(text: str, begins: bool) -> list[int]:
-        text = normalized(text)
+        try:
+            text = normalized(text)
+        except CharsMapFault as fault:
+            message = f"The model's normalisation table {fault}, so this text has no ids."
+            raise Refusal(message, code="unencodable_text") from fault
         if merges_spaces:
             text = "".join(SPACE + word for word in text.split(" ") if word)
         elif text:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.letters import CASED_LETTERS
+from insitu.codec.vocabulary import is_panic
+from insitu.refusal import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,9 +222,16 @@ def plain_encoder(
 
     def encode_plain(text: str, _: bool) -> list[int]:
         given, is_cut = ([cut(text)], True) if cut else ([text], False)
-        (encoding,) = tokenizer.encode_batch_fast(
-            given, is_pretokenized=is_cut, add_special_tokens=False
-        )
+        try:
+            (encoding,) = tokenizer.encode_batch_fast(
+                given, is_pretokenized=is_cut, add_special_tokens=False
+            )
+        except BaseException as error:
+            # It panics where a regular expression of the file takes too many steps.
+            if not is_panic(error):
+                raise
+            message = f"The model's tokenizer cannot cut this text: {str(error)[:200]}."
+            raise Refusal(message, code="unencodable_text") from None
         return list(encoding.ids)
 
     return encode_plain

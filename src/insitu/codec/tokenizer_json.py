@@ -8,12 +8,14 @@ Always true: a fault names the file and the place in it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.piece_merger import SPACE
 from insitu.codec.pieces import Pieces
-from insitu.codec.tokenizer_parts import FILE, TokenizerFile, build_engine, is_byte_level
+from insitu.codec.tokenizer_parts import build_engine, is_byte_level
+from insitu.codec.tokenizer_steps import FILE, TokenizerFile
 from insitu.codec.vocabulary import Vocabulary, texts_among
 from insitu.weights.errors import ModelFileError, shown
 from insitu.weights.strict_json import parse_object
@@ -84,7 +86,7 @@ class _Reader:
         added = {token: i for token, i in whole.items() if token not in in_text}
         texts = self._special_texts()
         engine = build_engine(self._file, normal, whole)
-        prefix_ids, suffix_ids = self._around(whole, texts)
+        prefix_ids, suffix_ids = self._around(whole, texts, len(pieces))
         return Vocabulary(
             pieces=Pieces(pieces),
             added=added,
@@ -126,7 +128,7 @@ class _Reader:
         """A vocabulary of pieces with scores: ids are places in the list."""
         for index, entry in enumerate(entries):
             is_pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
-            if not is_pair or type(entry[1]) not in {int, float}:
+            if not is_pair or not is_score(entry[1]):
                 raise self._fault(f"model.vocab[{index}]", "is not a token with its score")
         found = {entry[0]: index for index, entry in enumerate(entries)}
         if len(found) != len(entries):
@@ -180,15 +182,18 @@ class _Reader:
         if not entry["content"]:
             raise self._fault(where, "is empty")
         self._require_text(where, entry["content"])
-        if entry.get("single_word"):
+        keys = ("single_word", "special", "lstrip", "rstrip")
+        is_word, *flags = (self._file.flag(where, entry, key) for key in keys)
+        if is_word:
             raise self._file.unsupported(f"{where}.single_word", True)
-        eats = bool(entry.get("lstrip")), bool(entry.get("rstrip"))
-        return _Added(entry["content"], token_id, bool(entry.get("special")), *eats)
+        return _Added(entry["content"], token_id, *flags)
 
     def _added_elsewhere(self) -> Iterator[_Added]:
         """Tokens that only the other files know of."""
-        by_id = self._config.get("added_tokens_decoder")
-        for key, entry in by_id.items() if isinstance(by_id, dict) else ():
+        by_id = self._config.get("added_tokens_decoder") or {}
+        if not isinstance(by_id, dict):
+            raise self._elsewhere(CONFIG, "added_tokens_decoder", "is not an object")
+        for key, entry in by_id.items():
             if key.isdecimal() and len(key) < 10:
                 yield self._added_token(f"({CONFIG}) added_tokens_decoder.{key}", entry, int(key))
         for content, token_id in self._others[ADDED].items():
@@ -199,8 +204,10 @@ class _Reader:
         """Spellings that the other files call special."""
         found = set(self._special_texts().values()) - {""}
         for name in (CONFIG, SPECIAL_MAP):
-            more = self._others[name].get("additional_special_tokens")
-            for token in more if isinstance(more, list) else ():
+            more = self._others[name].get("additional_special_tokens") or []
+            if not isinstance(more, list):
+                raise self._elsewhere(name, "additional_special_tokens", "is not an array")
+            for token in more:
                 content = token.get("content") if isinstance(token, dict) else token
                 if isinstance(content, str):
                     found.add(content)
@@ -219,12 +226,12 @@ class _Reader:
         return pieces
 
     def _around(
-        self, added: dict[str, int], texts: dict[str, str]
+        self, added: dict[str, int], texts: dict[str, str], size: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
         for step in self._file.steps("post_processor", "processors"):
-            ids = self._around_one(step, added)
+            ids = self._around_one(step, added, size)
             before, after = (*ids[0], *before), (*after, *ids[1])
         named = self._config.get("tokenizer_class")
         if isinstance(named, str) and named.removesuffix("Fast") in _ADDING_CLASSES:
@@ -234,38 +241,56 @@ class _Reader:
 
     def _asked(self, flag: str, token_id: int | None, found: tuple[int, ...]) -> tuple[int, ...]:
         is_wanted = self._config.get(flag)
-        if type(is_wanted) is not bool or token_id is None:
+        if is_wanted is not None and type(is_wanted) is not bool:
+            raise self._elsewhere(CONFIG, flag, "must be true or false")
+        if is_wanted is None or token_id is None:
             return found
         return (token_id,) if is_wanted else ()
 
     def _around_one(
-        self, step: dict[str, Any], added: dict[str, int]
+        self, step: dict[str, Any], added: dict[str, int], size: int
     ) -> tuple[list[int], list[int]]:
         kind = step.get("type")
         if kind == "ByteLevel":
             return [], []
-        if kind in {"BertProcessing", "RobertaProcessing"}:
+        if kind in ("BertProcessing", "RobertaProcessing"):
             return [self._named(step.get("cls"), added)], [self._named(step.get("sep"), added)]
         if kind != "TemplateProcessing":
             raise self._file.unsupported("post_processor.type", kind)
         ids: tuple[list[int], list[int]] = ([], [])
         has_text = 0
-        for item in step.get("single") or []:
+        single = step.get("single")
+        for item in single if isinstance(single, list) else ():
             if isinstance(item, dict) and "Sequence" in item:
                 has_text += 1
                 continue
             token = item.get("SpecialToken") if isinstance(item, dict) else None
-            ids[has_text > 0].append(
-                self._named([token.get("id")] if isinstance(token, dict) else None, added)
-            )
+            name = token.get("id") if isinstance(token, dict) else None
+            ids[has_text > 0].extend(self._spelt(step, name, added, size))
         if has_text != 1:
             raise self._fault("post_processor.single", "must hold the text once")
         return ids
 
+    def _spelt(
+        self, step: dict[str, Any], name: Any, added: dict[str, int], size: int
+    ) -> list[int]:
+        """The ids that a template's token stands for: its own list of them, or a token's."""
+        told = step.get("special_tokens")
+        entry = told.get(name) if isinstance(told, dict) and isinstance(name, str) else None
+        ids = entry.get("ids") if isinstance(entry, dict) else None
+        if ids is None:
+            return [self._named([name], added)]
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
+            where = f"post_processor.special_tokens.{shown(name)[1:-1]}.ids"
+            raise self._fault(where, f"must be ids from 0 to {size - 1}")
+        return ids
+
     def _named(self, token: Any, added: dict[str, int]) -> int:
-        text = token[0] if isinstance(token, list) and token else None
+        text, *told = token if isinstance(token, list) and token else [None]
         if not isinstance(text, str) or text not in added:
             raise self._fault("post_processor", "names what is no added token")
+        if told and told[0] != added[text]:
+            raise self._fault("post_processor", f"gives {shown(text)} an id that is not its own")
         return added[text]
 
     def _special_texts(self) -> dict[str, str]:
@@ -276,7 +301,7 @@ class _Reader:
             if isinstance(value, str):
                 texts[name] = value
             elif value is not None:
-                raise ModelFileError(self._file.path, f"{source} {name}", "is not a token")
+                raise self._elsewhere(source, name, "is not a token")
         return texts
 
     def _end_ids(
@@ -291,12 +316,22 @@ class _Reader:
         named = texts.get("eos_token")
         if named is not None:
             if named not in ids:
-                raise ModelFileError(path, f"{CONFIG} eos_token", f"{shown(named)} is not a token")
+                raise self._elsewhere(CONFIG, "eos_token", f"{shown(named)} is not a token")
             listed = [*listed, ids[named]]
         return frozenset(listed)
 
     def _fault(self, where: str, message: str) -> ModelFileError:
         return self._file.fault(where, message)
+
+    def _elsewhere(self, file: str, key: str, message: str) -> ModelFileError:
+        """A fault of one of the other files."""
+        return ModelFileError(self._file.path, f"{file} {key}", message)
+
+
+def is_score(value: object) -> bool:
+    """Whether it is a number that is finite as a float."""
+    is_number = type(value) is float or (type(value) is int and abs(value) < 1 << 53)
+    return is_number and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _both(names: Iterable[str], sources: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -15,17 +15,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from insitu.codec.byte_map import mapped_bytes, missing_bytes
-from insitu.codec.gguf_encoders import spell_piece
+from insitu.codec.gguf_encoders import MAX_PIECE_CHARS, spell_piece
 from insitu.codec.piece_merger import SPACE
 from insitu.codec.pretokenizers import plain_encoder
-from insitu.codec.vocabulary import MergeFault, UnencodableText, build_bpe
-from insitu.weights.errors import ModelFileError, UnsupportedModelError, shown
+from insitu.codec.tokenizer_steps import TokenizerFile, check_normalizers, check_word_mark
+from insitu.codec.vocabulary import MergeFault, UnencodableText, build_bpe, is_panic
+from insitu.weights.errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
-FILE = "tokenizer.json"
 MAX_WORD_CHARS = 1_000
 _UNKNOWN = "[UNK] "  # what no text can spell: a space never is part of a word
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -45,42 +44,6 @@ _DECODERS = frozenset({"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", 
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFile:
-    """The file's parts."""
-
-    path: Path
-    values: dict[str, Any]
-
-    def steps(self, part: str, inner: str) -> list[dict[str, Any]]:
-        """A part's steps: those of a sequence, or itself."""
-        value = self.values.get(part)
-        if value is None:
-            return []
-        is_sequence = isinstance(value, dict) and value.get("type") == "Sequence"
-        steps = value.get(inner) if is_sequence else [value]
-        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-            raise self.fault(part, "is not an object")
-        return steps
-
-    def known_steps(self, part: str, inner: str, known: frozenset[str]) -> list[dict[str, Any]]:
-        """A part's steps, each of a type known."""
-        steps = self.steps(part, inner)
-        for step in steps:
-            if step.get("type") not in known:
-                raise self.unsupported(f"{part}.type", step.get("type"))
-        return steps
-
-    def fault(self, where: str, message: str) -> ModelFileError:
-        """The error to raise about a place."""
-        return ModelFileError(self.path, f"{FILE} {where}", message)
-
-    def unsupported(self, where: str, value: object) -> UnsupportedModelError:
-        """The error to raise about what we do not know."""
-        message = f"{shown(str(value))} is not supported"
-        return UnsupportedModelError(self.path, f"{FILE} {where}", message)
-
-
-@dataclass(frozen=True, slots=True)
 class Engine:
     """How text becomes ids; fields as in ``Vocabulary``."""
 
@@ -96,9 +59,11 @@ class Engine:
 def build_engine(file: TokenizerFile, normal: dict[str, int], added: dict[str, int]) -> Engine:
     """The engine of a file whose ``normal`` tokens are text and whose ``added`` ones are not."""
     model = file.values["model"]
-    kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
+    kind = model.get("type")
+    if kind is None:
+        kind = "BPE" if "merges" in model else "Unigram"
     builders = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _word_piece}
-    if kind not in builders:
+    if not isinstance(kind, str) or kind not in builders:
         raise file.unsupported("model.type", kind)
     for key in ("dropout", "end_of_word_suffix"):
         if model.get(key):
@@ -117,17 +82,18 @@ def _bpe(file: TokenizerFile, normal: dict[str, int], added: dict[str, int]) -> 
         return _byte_level(file, normal, added)
     file.known_steps("decoder", "decoders", _DECODERS)
     model = file.values["model"]
+    if model.get("continuing_subword_prefix"):
+        raise file.unsupported(
+            "model.continuing_subword_prefix", model["continuing_subword_prefix"]
+        )
     if not any(piece.startswith(SPACE) for piece in normal):
         raise file.unsupported("pre_tokenizer", "one that neither maps bytes nor marks words")
     unknown = model.get("unk_token")
     unknown_id = added.get(unknown, normal.get(unknown)) if isinstance(unknown, str) else None
     tokens = dict(normal) if unknown_id is None else {**normal, _UNKNOWN: unknown_id}
-    options = {
-        "byte_fallback": bool(model.get("byte_fallback")),
-        "unk_token": None if unknown_id is None else _UNKNOWN,
-        "fuse_unk": bool(model.get("fuse_unk")),
-        "ignore_merges": bool(model.get("ignore_merges")),
-    }
+    keys = ("byte_fallback", "fuse_unk", "ignore_merges")
+    options: dict[str, Any] = {key: file.flag("model", model, key) for key in keys}
+    options["unk_token"] = None if unknown_id is None else _UNKNOWN
     encode, dummy_space = _encoder(file, _merging(file, tokens, added, options))
     characters = frozenset("".join(normal))
 
@@ -138,7 +104,7 @@ def _bpe(file: TokenizerFile, normal: dict[str, int], added: dict[str, int]) -> 
             raise UnencodableText(next(missing, text[0]))
         return ids
 
-    byte_of = _byte_tokens(normal) if model.get("byte_fallback") else {}
+    byte_of = _byte_tokens(normal) if options["byte_fallback"] else {}
     return Engine(
         encode if unknown_id is None else encode_plain,
         spell_piece,
@@ -153,11 +119,13 @@ def _byte_level(file: TokenizerFile, normal: dict[str, int], added: dict[str, in
     file.known_steps("normalizer", "normalizers", _BYTE_LEVEL_NORMALIZERS)
     steps = file.known_steps("pre_tokenizer", "pretokenizers", _BYTE_LEVEL_CUTS)
     model = file.values["model"]
-    if any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps):
+    adds = [file.flag("pre_tokenizer", step, "add_prefix_space") for step in steps]
+    if any(adds) or any(step.get("behavior") == "Removed" for step in steps):
         raise file.unsupported("pre_tokenizer", "one that adds or removes text")
-    if model.get("byte_fallback") or model.get("continuing_subword_prefix"):
+    falls_back = file.flag("model", model, "byte_fallback")
+    if falls_back or model.get("continuing_subword_prefix"):
         raise file.unsupported("model", "byte_fallback or a prefix beside ByteLevel")
-    options = {"ignore_merges": bool(model.get("ignore_merges"))}
+    options = {"ignore_merges": file.flag("model", model, "ignore_merges")}
     encode, _ = _encoder(file, _merging(file, normal, added, options))
     return Engine(
         encode,
@@ -199,9 +167,14 @@ def _unigram(file: TokenizerFile, normal: dict[str, int], added: dict[str, int])
     unknown_id, listed = model.get("unk_id"), model["vocab"]
     if type(unknown_id) is not int or not 0 <= unknown_id < len(listed):
         raise file.fault("model.unk_id", "is not the id of a token")
+    for index, (piece, _) in enumerate(listed):
+        if len(piece) > MAX_PIECE_CHARS:
+            raise file.fault(
+                f"model.vocab[{index}]", f"is longer than {MAX_PIECE_CHARS} characters"
+            )
     # Ids are places in the list: an added token keeps its place, spelt as no text can be.
     pieces = [(f" {piece}" if piece in added else piece, score) for piece, score in listed]
-    if model.get("byte_fallback"):
+    if file.flag("model", model, "byte_fallback"):
         raise file.unsupported("model.byte_fallback", True)
     encode, dummy_space = _encoder(file, models.Unigram(pieces, unknown_id, False))
     return Engine(encode, spell_piece, dummy_space=dummy_space, is_lossy=True)
@@ -213,12 +186,15 @@ def _word_piece(file: TokenizerFile, normal: dict[str, int], added: dict[str, in
     file.known_steps("decoder", "decoders", frozenset({"WordPiece"}))
     model = file.values["model"]
     unknown, most = model.get("unk_token", "[UNK]"), model.get("max_input_chars_per_word", 100)
-    unknown_id = added.get(unknown, normal.get(unknown))
+    is_text = isinstance(unknown, str)
+    unknown_id = added.get(unknown, normal.get(unknown)) if is_text else None
     if unknown_id is None:
         raise file.fault("model.unk_token", f"{shown(str(unknown))} is not a token")
     if type(most) is not int or not 1 <= most <= MAX_WORD_CHARS:
         raise file.unsupported("model.max_input_chars_per_word", most)
     prefix = model.get("continuing_subword_prefix", "##")
+    if not isinstance(prefix, str):
+        raise file.fault("model.continuing_subword_prefix", "is not a text")
     tokens = {**normal, _UNKNOWN: unknown_id}
     words = models.WordPiece(
         vocab=tokens,
@@ -250,7 +226,11 @@ def _encoder(
 ) -> tuple[Callable[[str, bool], list[int]], Literal["never", "first", "always"]]:
     """Ids by the library, and when the file puts a space before a text."""
     normalizers = file.known_steps("normalizer", "normalizers", _NORMALIZERS)
+    check_normalizers(file, normalizers)
     cuts = file.known_steps("pre_tokenizer", "pretokenizers", _CUTS | {"ByteLevel"})
+    for step in cuts:
+        if step["type"] == "Metaspace":
+            check_word_mark(file, step)
     schemes = [_scheme(step) for step in [*normalizers, *cuts]]
     scheme: Literal["never", "first", "always"] = (
         "always" if "always" in schemes else "first" if "first" in schemes else "never"
@@ -302,7 +282,10 @@ def _tokenizer(file: TokenizerFile, model: Any, normalizers: list[Any], cuts: li
     }
     try:
         tokenizer = Tokenizer.from_str(json.dumps(shell))
-    except Exception as error:
-        raise file.fault("pre_tokenizer", shown(str(error), 200)[1:-1]) from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        where = "normalizer or pre_tokenizer"
+        raise file.fault(where, shown(str(error), 200)[1:-1]) from error
     tokenizer.model = model
     return tokenizer

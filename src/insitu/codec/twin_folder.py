@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.template_files import DEFAULT, read_texts
-from insitu.codec.tokenizer_parts import FILE
+from insitu.codec.tokenizer_steps import FILE
 from insitu.codec.twin_folder_parts import parts_of, unknown_id
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.gguf_tokens import KEY
 from insitu.codec.template_files import DEFAULT, read_texts
-from insitu.codec.tokenizer_parts import FILE, TokenizerFile
+from insitu.codec.tokenizer_steps import FILE, TokenizerFile
 from insitu.codec.twin_gguf_parts import unknown_of, values_of
 from insitu.codec.vocabulary import TokenType
 from insitu.weights.strict_json import parse_object

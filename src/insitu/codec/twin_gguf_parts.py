@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from insitu.codec.piece_merges import Merge
-    from insitu.codec.tokenizer_parts import TokenizerFile
+    from insitu.codec.tokenizer_steps import TokenizerFile
     from insitu.codec.vocabulary import Vocabulary
 
 _DIGIT, _DIGITS = r"\p{N}", r"\p{N}+"

@@ -102,6 +102,11 @@ def texts_among(user_defined: Iterable[str]) -> frozenset[str]:
     return frozenset(filter(is_text, known))
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether the library gave up in the midst of its work, which is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
 class MergeFault(Exception):
     """Merge ``index`` cannot be: ``reason``."""
 
@@ -129,9 +134,9 @@ def build_bpe(
     try:
         return build(merges)
     except BaseException as error:
-        # The library names no index, and does not know added tokens. It panics, which is no
-        # Exception, at a merge that makes more than its longest token.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        # The library names no index, and does not know added tokens. It panics at a merge that
+        # makes more than its longest token.
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         kept: list[tuple[str, ...]] = []
         for index, parts in enumerate(merges):

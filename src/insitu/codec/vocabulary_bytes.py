@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from insitu.codec.gguf_tokens import KEY
-from insitu.codec.tokenizer_parts import FILE
+from insitu.codec.tokenizer_steps import FILE
 
 if TYPE_CHECKING:
     from insitu.weights.tensors import TensorSource

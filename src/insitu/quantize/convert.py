@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.codec.gguf_tokens import KEY
 from insitu.codec.tokenizer import Tokenizer, read_vocabulary
-from insitu.codec.tokenizer_parts import FILE
+from insitu.codec.tokenizer_steps import FILE
 from insitu.codec.twin_folder import folder_files
 from insitu.codec.twin_gguf import gguf_values
 from insitu.codec.vocabulary import Vocabulary

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from codec import tiny_sentencepiece as tiny
+from codec import tiny_vocabulary
 from codec.llama_sdist import models_of_llama_cpp
+from codec.test_folders import of_bytes
 from codec.test_llama_vocabularies import expected
 from codec.tiny_vocabulary import FakeSource
 from hypothesis import given, settings
@@ -66,6 +68,10 @@ KINDS = {
 }
 
 
+NFKC = {"type": "NFKC"}
+UNIGRAM = {"model": "t5", "unknown_token_id": 0}
+
+
 def folder_of(source: Any) -> FakeSource:
     """The folder of a GGUF file's vocabulary."""
     known = read_vocabulary(source)
@@ -100,9 +106,9 @@ def ids_of(tokenizer: Tokenizer, text: str, **asked: bool) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_by_scores_goes_there_and_back(kind: str) -> None:
     source = FakeSource(values=KINDS[kind]())
-    folder = folder_of(source)
-    own, there, back = map(load_tokenizer, (source, folder, file_of(folder)))  # type: ignore[arg-type]
-    library = Library.from_str(folder.files["tokenizer.json"].decode())
+    made = folder_of(source)
+    own, there, back = map(load_tokenizer, (source, made, file_of(made)))  # type: ignore[arg-type]
+    library = Library.from_str(made.files["tokenizer.json"].decode())
     for text in TEXTS:
         ids = ids_of(own, text)
         assert ids == ids_of(there, text) == ids_of(back, text), text
@@ -115,6 +121,26 @@ def test_a_vocabulary_by_scores_goes_there_and_back(kind: str) -> None:
     assert own.end_ids == there.end_ids == back.end_ids
     assert own.special_texts == there.special_texts == back.special_texts
     assert own.table().token_bytes[5:] == back.table().token_bytes[5:]
+
+
+@pytest.mark.parametrize("is_metaspace", [False, True])
+def test_likeliest_pieces_go_there_and_back(is_metaspace: bool) -> None:
+    library = of_bytes(metaspace=is_metaspace)
+    file = json.loads(library.to_str())
+    more = {"special_tokens_map": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}}
+    source = tiny_vocabulary.folder(file, **more)
+    there = file_of(source)
+    assert there.values["tokenizer.ggml.model"] == "t5"
+    back = folder_of(there)
+    again = Library.from_str(back.files["tokenizer.json"].decode())
+    own, second, third = map(load_tokenizer, (source, there, back))  # type: ignore[arg-type]
+    for text in [*TEXTS, "the dog the dog numbers: 日本語 café", "a<s>hello</s> the", "<0x41>"]:
+        ids = ids_of(own, text)
+        assert ids == ids_of(second, text) == ids_of(third, text), text
+        assert ids == library.encode(text, add_special_tokens=False).ids, text
+        assert ids == again.encode(text, add_special_tokens=False).ids, text
+        assert own.detokenize(ids) == second.detokenize(ids)
+    assert own.table().token_bytes[1:] == second.table().token_bytes[1:]
 
 
 def test_a_file_that_comes_back_has_its_types_and_flags() -> None:
@@ -192,14 +218,19 @@ def _without_bytes(file: dict[str, Any]) -> None:
         ("bare", _model(ignore_merges=True), "ignore_merges"),
         ("bare", _without_bytes, "model.unk_token: is missing"),
         ("bare", lambda file: file.update(normalizer={"type": "NFKC"}), "normalizer"),
+        ("of bytes", lambda file: file["model"]["vocab"].pop(10), "model.byte_fallback.*all bytes"),
+        ("of bytes", lambda file: file.update(normalizer=NFKC), "normalizer"),
         ("first", _cut(split=True), "pre_tokenizer.split.*u2581on.*u2581a"),
         ("first", _cut(replacement="_"), "pre_tokenizer.replacement"),
     ],
 )
 def test_what_a_file_has_no_key_for_is_refused(kind: str, change: Any, where: str) -> None:
-    folder = changed(folder_of(FakeSource(values=KINDS[kind]())), change)
+    if kind == "of bytes":
+        source = tiny_vocabulary.folder(json.loads(of_bytes(metaspace=True).to_str()))
+    else:
+        source = folder_of(FakeSource(values=KINDS[kind]()))
     with pytest.raises(ModelFileError, match=where):
-        file_of(folder)
+        file_of(changed(source, change))
 
 
 def _renamed(old: str, new: str) -> list[str]:
@@ -218,6 +249,16 @@ def _renamed(old: str, new: str) -> list[str]:
             r"tokens\[15\]: is '<0x0a>', in a folder <0x0A>",
         ),
         ({"model": "bert"}, "'bert' is not written as tokenizer.json; written are 'gpt2', 'llama'"),
+        ({"model": "t5", "remove_extra_whitespaces": True}, "remove_extra_whitespaces: is not"),
+        ({"model": "t5", "precompiled_charsmap": [0] * 16}, "precompiled_charsmap: is not"),
+        (
+            {"model": "t5", "unknown_token_id": 0, "token_type": [2, 5] + [1] * (len(tiny.ID) - 2)},
+            r"tokens\[1\]: stands",
+        ),
+        (
+            {"model": "t5", "unknown_token_id": tiny.ID["he"]},
+            "unknown_token_id: is a token of text",
+        ),
         ({"scores": [float("nan")] * len(tiny.ID)}, "scores"),
     ],
 )

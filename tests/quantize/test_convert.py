@@ -226,11 +226,15 @@ def spelled_by_scores(**changes: Any) -> dict[str, Any]:
 ROWS = Words(tuple(f"x{i}" for i in range(len(tiny_sentencepiece.ID) - len(Words()))))
 
 
-@pytest.mark.parametrize("has_space", [False, True])
-def test_a_vocabulary_by_scores_goes_there_and_back(has_space: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "has_space"), [("llama", False), ("llama", True), ("t5", True)])
+def test_a_vocabulary_by_scores_goes_there_and_back(
+    model: str, has_space: bool, tmp_path: Path
+) -> None:
     types = values()["tokenizer.ggml.token_type"]
-    types = [5 if kind == 4 and i > 262 else kind for i, kind in enumerate(types)]
-    pairs = spelled_by_scores(add_space_prefix=has_space, token_type=types)
+    other = 1 if model == "t5" else 5
+    types = [other if kind == 4 and i > 262 else kind for i, kind in enumerate(types)]
+    named = {"model": model, "unknown_token_id": 0, "add_eos_token": False}
+    pairs = spelled_by_scores(add_space_prefix=has_space, token_type=types, **named)
     write_gguf(tmp_path / "a.gguf", pairs=pairs, vocabulary=ROWS)
     own = open_source(tmp_path / "a.gguf")
     there = written(tmp_path / "a.gguf", tmp_path / "b", "safetensors")

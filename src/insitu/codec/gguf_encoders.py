@@ -37,6 +37,7 @@ NORMALIZER, NFC = "insitu.tokenizer.normalizer", "NFC"
 METASPACE = "insitu.tokenizer.metaspace"
 # What no text can spell: a space never is part of a word.
 _UNKNOWN = "[UNK] "
+_ALL_BYTES = 256
 _BYTE_LEVEL_TYPES = frozenset(set(TokenType) - {TokenType.BYTE})
 
 
@@ -149,11 +150,16 @@ def _sentencepiece(tokens: GGUFTokens) -> Encoder:
     scheme, is_metaspace = _space_prefix(tokens)
 
     def encode_plain(text: str, begins: bool) -> list[int]:
-        marked = text.replace(" ", SPACE)
-        begins = begins and not (is_metaspace and (not text or marked[0] == SPACE))
-        return merger.encode(SPACE * begins + marked)
+        return merger.encode(_marked(text, begins=begins, is_metaspace=is_metaspace))
 
     return Encoder(encode_plain, spell_piece, dummy_space=scheme, adds_begin=True)
+
+
+def _marked(text: str, *, begins: bool, is_metaspace: bool) -> str:
+    """A text, its spaces written as word marks, after another one if it begins with it."""
+    marked = text.replace(" ", SPACE)
+    has_one = is_metaspace and marked[:1] in {"", SPACE}
+    return marked if has_one or not begins else SPACE + marked
 
 
 def _space_prefix(tokens: GGUFTokens) -> tuple[Literal["never", "first", "always"], bool]:
@@ -187,24 +193,28 @@ def _ranked(tokens: GGUFTokens) -> Encoder:
 
 
 def _unigram(tokens: GGUFTokens) -> Encoder:
-    """T5's and XLM-RoBERTa's: the likeliest pieces; what has none is the unknown token."""
+    """T5's and XLM-RoBERTa's: the likeliest pieces; what has none is bytes, where each has a token,
+    or the unknown token."""
     from tokenizers import Tokenizer, models  # noqa: PLC0415 - slow to import
 
     metadata, scores = tokens.metadata, tokens.scores()
     unknown_id = tokens.named.get("unknown_token_id")
     if unknown_id is None:
         raise metadata.fault(KEY + "unknown_token_id", "is missing")
+    has_bytes = len(tokens.byte_ids) == _ALL_BYTES
     # The library numbers pieces itself: ids of no control token are among those it can give.
-    normal = spellings(tokens, tokens.of(TokenType.NORMAL))
-    for piece, token_id in normal.items():
+    given = spellings(
+        tokens, [*tokens.of(TokenType.NORMAL), *(tokens.byte_of if has_bytes else ())]
+    )
+    for piece, token_id in given.items():
         if len(piece) > MAX_PIECE_CHARS:
             raise tokens.fault(token_id, f"is longer than {MAX_PIECE_CHARS} characters")
-    ids = [unknown_id, *normal.values()]
-    pieces = [(_UNKNOWN, 0.0), *zip(normal, map(scores.__getitem__, normal.values()), strict=True)]
-    encode = plain_encoder(Tokenizer(models.Unigram(pieces, 0, False)))
+    ids = [unknown_id, *given.values()]
+    pieces = [(_UNKNOWN, 0.0), *zip(given, map(scores.__getitem__, given.values()), strict=True)]
+    encode = plain_encoder(Tokenizer(models.Unigram(pieces, 0, has_bytes)))
     normalized = _chars_map(tokens)
     merges_spaces = metadata.boolean(KEY + "remove_extra_whitespaces", False)
-    has_dummy_space = metadata.boolean(KEY + "add_space_prefix", True)
+    scheme, is_metaspace = _space_prefix(tokens)
 
     def encode_plain(text: str, begins: bool) -> list[int]:
         try:
@@ -215,16 +225,10 @@ def _unigram(tokens: GGUFTokens) -> Encoder:
         if merges_spaces:
             text = "".join(SPACE + word for word in text.split(" ") if word)
         elif text:
-            text = SPACE * begins + text.replace(" ", SPACE)
+            text = _marked(text, begins=begins, is_metaspace=is_metaspace)
         return [ids[index] for index in encode(text, False)] if text else []
 
-    return Encoder(
-        encode_plain,
-        spell_piece,
-        dummy_space="always" if has_dummy_space else "never",
-        is_lossy=True,
-        adds_end=True,
-    )
+    return Encoder(encode_plain, spell_piece, dummy_space=scheme, is_lossy=True, adds_end=True)
 
 
 def _chars_map(tokens: GGUFTokens) -> Callable[[str], str]:

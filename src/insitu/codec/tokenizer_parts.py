@@ -160,8 +160,11 @@ def _unigram(file: TokenizerFile, normal: dict[str, int], added: dict[str, int])
     from tokenizers import models  # noqa: PLC0415 - slow to import
 
     file.known_steps("decoder", "decoders", _DECODERS)
-    cuts = file.steps("pre_tokenizer", "pretokenizers")
-    if not any(step.get("type") == "Metaspace" for step in cuts):
+    steps = (
+        *file.steps("normalizer", "normalizers"),
+        *file.steps("pre_tokenizer", "pretokenizers"),
+    )
+    if not any(step.get("type") == "Metaspace" or _marks_words(step) for step in steps):
         raise file.unsupported("pre_tokenizer", "one without Metaspace")
     model = file.values["model"]
     unknown_id, listed = model.get("unk_id"), model["vocab"]
@@ -174,10 +177,15 @@ def _unigram(file: TokenizerFile, normal: dict[str, int], added: dict[str, int])
             )
     # Ids are places in the list: an added token keeps its place, spelt as no text can be.
     pieces = [(f" {piece}" if piece in added else piece, score) for piece, score in listed]
-    if file.flag("model", model, "byte_fallback"):
-        raise file.unsupported("model.byte_fallback", True)
-    encode, dummy_space = _encoder(file, models.Unigram(pieces, unknown_id, False))
-    return Engine(encode, spell_piece, dummy_space=dummy_space, is_lossy=True)
+    has_bytes = file.flag("model", model, "byte_fallback")
+    encode, dummy_space = _encoder(file, models.Unigram(pieces, unknown_id, has_bytes))
+    byte_of = _byte_tokens(normal) if has_bytes else {}
+    return Engine(encode, spell_piece, byte_of, dummy_space=dummy_space, is_lossy=True)
+
+
+def _marks_words(step: dict[str, Any]) -> bool:
+    is_replaced = step.get("type") == "Replace" and step.get("content") == SPACE
+    return is_replaced and step.get("pattern") == {"String": " "}
 
 
 def _word_piece(file: TokenizerFile, normal: dict[str, int], added: dict[str, int]) -> Engine:

@@ -35,6 +35,7 @@ _MODEL = {
     "ignore_merges": False,
 }
 _ALL_BYTES = 256
+_MERGES_BLANKS = "remove_extra_whitespaces"
 
 
 def parts_of(source: TensorSource, known: Vocabulary) -> Parts:
@@ -98,33 +99,56 @@ def _sentencepiece(source: TensorSource, known: Vocabulary) -> Parts:
     if unknown is None and len(set(known.byte_of.values())) < _ALL_BYTES:
         message = "is missing, and so are tokens of some bytes: a folder's text could vanish"
         raise UnsupportedModelError(source.path, f"key {KEY}unknown_token_id", message)
-    for token_id, byte in known.byte_of.items():
-        if known.pieces[token_id] != f"<0x{byte:02X}>":
-            message = f"is {shown(known.pieces[token_id])}, in a folder <0x{byte:02X}>"
-            raise UnsupportedModelError(source.path, f"key {KEY}tokens[{token_id}]", message)
     scores = source.metadata.numbers(KEY + "scores")
     try:
         merges = merges_of(pieces_of(known), scores)
     except NoMergesFault as fault:
         raise UnsupportedModelError(source.path, f"key {KEY}tokens", str(fault)) from fault
+    model = {
+        **_MODEL,
+        "unk_token": None if unknown is None else known.pieces[unknown],
+        "fuse_unk": True,
+        "byte_fallback": bool(known.byte_of),
+        "vocab": _vocab(known, unknown),
+        "merges": merges,
+    }
+    return {**_around_words(source, known), "model": model}
+
+
+def _unigram(source: TensorSource, known: Vocabulary) -> Parts:
+    keys = source.metadata
+    if keys.has(KEY + "precompiled_charsmap") or keys.boolean(KEY + _MERGES_BLANKS, False):
+        key = KEY + (_MERGES_BLANKS if keys.has(KEY + _MERGES_BLANKS) else "precompiled_charsmap")
+        message = "is not written as tokenizer.json: texts are normalised otherwise there"
+        raise UnsupportedModelError(source.path, f"key {key}", message)
+    unknown, scores = unknown_id(source, known), keys.numbers(KEY + "scores")
+    if unknown is None:
+        message = "is a token of text; a folder's stands for nothing else"
+        raise UnsupportedModelError(source.path, f"key {KEY}unknown_token_id", message)
+    nothing = known.padding_ids - {unknown}
+    size = max(i for i in range(len(known.pieces)) if i not in nothing) + 1
+    if min(nothing, default=size) < size:  # ids are places in a list
+        message = "stands for nothing, and comes before one that does"
+        raise UnsupportedModelError(source.path, f"key {KEY}tokens[{min(nothing)}]", message)
+    has_bytes = len(set(known.byte_of.values())) == _ALL_BYTES
+    listed = [[known.pieces[i], scores[i]] for i in range(size)]
+    model = {"type": "Unigram", "unk_id": unknown, "vocab": listed, "byte_fallback": has_bytes}
+    return {**_around_words(source, known), "model": model}
+
+
+def _around_words(source: TensorSource, known: Vocabulary) -> Parts:
+    """All but the model, of vocabularies with word marks."""
+    for token_id, byte in known.byte_of.items():
+        if known.pieces[token_id] != f"<0x{byte:02X}>":
+            message = f"is {shown(known.pieces[token_id])}, in a folder <0x{byte:02X}>"
+            raise UnsupportedModelError(source.path, f"key {KEY}tokens[{token_id}]", message)
     begins = known.dummy_space != "never"
-    bytes_to_text = [{"type": "ByteFallback"}, {"type": "Fuse"}]
     last = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * begins
+    steps = [_replaced(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *last]
     return {
         **_marked(source, known),
         "post_processor": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [_replaced(SPACE, " "), *bytes_to_text, *last],
-        },
-        "model": {
-            **_MODEL,
-            "unk_token": None if unknown is None else known.pieces[unknown],
-            "fuse_unk": True,
-            "byte_fallback": bool(known.byte_of),
-            "vocab": _vocab(known, unknown),
-            "merges": merges,
-        },
+        "decoder": {"type": "Sequence", "decoders": steps},
     }
 
 
@@ -159,4 +183,5 @@ def pieces_of(known: Vocabulary) -> dict[str, int]:
 _KINDS: dict[str, Callable[[TensorSource, Vocabulary], Parts]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
+    "t5": _unigram,
 }

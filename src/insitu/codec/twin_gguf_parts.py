@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from insitu.codec.gguf_encoders import METASPACE, NFC, NORMALIZER
 from insitu.codec.gguf_tokens import KEY
 from insitu.codec.piece_merger import SPACE
@@ -107,14 +109,24 @@ def _sentencepiece(file: TokenizerFile, known: Vocabulary, num_rows: int) -> dic
     scores = [0.0] * num_rows
     for piece, score in by_piece.items():
         scores[pieces[piece]] = score
+    values = {"model": "llama", "pre": "default", "scores": scores}
+    return {**_keyed(values), **_space_before(file, known)}
+
+
+def _unigram(file: TokenizerFile, known: Vocabulary, num_rows: int) -> dict[str, Any]:
+    model = file.values["model"]
+    if model.get("byte_fallback") and len(known.byte_of) < _ALL_BYTES:
+        raise file.unsupported("model.byte_fallback", "without tokens of all bytes, true")
+    scores = np.zeros(num_rows, np.float32)
+    scores[: len(model["vocab"])] = [score for _, score in model["vocab"]]
+    values = {"model": "t5", "scores": scores.tolist(), "unknown_token_id": model["unk_id"]}
+    return {**_keyed(values), **_space_before(file, known)}
+
+
+def _space_before(file: TokenizerFile, known: Vocabulary) -> dict[str, Any]:
     scheme = _metaspace(file, known)
-    values = {
-        "model": "llama",
-        "pre": "default",
-        "scores": scores,
-        "add_space_prefix": known.dummy_space != "never",
-    }
-    return {**_keyed(values), **({METASPACE: scheme} if scheme else {})}
+    values = _keyed({"add_space_prefix": known.dummy_space != "never"})
+    return values | ({METASPACE: scheme} if scheme else {})
 
 
 def _metaspace(file: TokenizerFile, known: Vocabulary) -> str | None:
@@ -157,4 +169,5 @@ def _keyed(values: dict[str, Any]) -> dict[str, Any]:
 _KINDS: dict[str, Callable[[TokenizerFile, Vocabulary, int], dict[str, Any]]] = {
     "ByteLevel": _byte_level,
     "BPE": _sentencepiece,
+    "Unigram": _unigram,
 }

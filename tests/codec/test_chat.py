@@ -241,6 +241,9 @@ def test_faulty_templates_name_their_key() -> None:
         broken = tiny.folder({}, chat_template={"chat_template": found})
         with pytest.raises(ModelFileError, match=r"chat_template\.json chat_template"):
             load_chat_template(broken, TOKENIZER)  # type: ignore[arg-type]
+    named = {"tokenizer.chat_template": "x", "tokenizer.chat_templates": ["default"]}
+    with pytest.raises(ModelFileError, match=r"tokenizer\.chat_template\.default: is missing"):
+        load_chat_template(tiny.FakeSource(values=named), TOKENIZER)  # type: ignore[arg-type]
     values = {**tiny.metadata_values(), "tokenizer.chat_template": "{% include 'x' %}"}
     with pytest.raises(UnsupportedModelError, match="Include"):
         load_chat_template(tiny.FakeSource(values=values), TOKENIZER)  # type: ignore[arg-type]

@@ -68,6 +68,20 @@ def test_pairs_that_turn_fast_keep_their_pace_and_slow_ones_are_slowed() -> None
         assert any(1 < divisor < 8 for divisor in stretched.divisors)
 
 
+def test_a_yarn_s_magnitude_is_what_it_says_and_its_setting_is_spelt_right(tmp_path: Path) -> None:
+    scaling = CASES["llama-yarn"].config["rope_scaling"]
+    plain = spec_of("llama-yarn", tmp_path, None).ropes[0]
+    assert plain.magnitude == pytest.approx(1.1386294361119891)  # 0.1 ln 4 + 1
+    told = {**scaling, "attention_factor": 1.25}
+    for spelling in ("rope_scaling", "rope_parameters"):
+        changed = {"rope_scaling": None, spelling: told}
+        (rope,) = spec_of("llama-yarn", tmp_path, None, **changed).ropes
+        assert (rope.magnitude, rope.divisors) == (1.25, plain.divisors)
+    misspelt = {**scaling, "attn_factor": 1.25}
+    with pytest.raises(ModelFileError, match=r"rope_scaling\.attn_factor: is not a setting"):
+        spec_of("llama-yarn", tmp_path, None, rope_scaling=misspelt)
+
+
 def test_settings_that_give_no_angles_are_arithmetic_errors() -> None:
     with pytest.raises(ArithmeticError):
         dynamic(RopeSpec(1e4, 2, "halves"), 2.0, 16, 32)

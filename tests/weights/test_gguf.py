@@ -201,6 +201,9 @@ def test_tensors_lie_apart_aligned_and_inside(tmp_path: Path) -> None:
             "overlaps")  # fmt: skip
     refused(tmp_path, two(a, f32("b", [4], 81)), "offset of tensor b .*multiple of 32")
     refused(tmp_path, raw_tensor(b"b", [4], 0, 1 << 40), "needs 16 bytes, with 0 left")
+    odd = TensorBytes("a", [32], TENSOR_TYPES["MXFP4"], bytes(17), 0)  # ends one byte into B
+    by_one = gguf_bytes({"general.alignment": 16}, [odd, f32("b", [4], 16)], alignment=16)
+    refused(tmp_path, by_one, "tensor b .*overlaps tensor a")
     accepted = opened(tmp_path, two(f32("b", [4], 96), a))
     assert accepted.tensors["a"].offset < accepted.tensors["b"].offset
     exact = gguf_bytes({}, [a])

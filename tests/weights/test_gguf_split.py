@@ -73,8 +73,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     paths = write_parts(tmp_path, [["a1"], ["a2"], ["a3"]])
     second = paths[1].read_bytes()
     paths[1].unlink()
-    with pytest.raises(ModelFileError, match=r"m-00002-of-00003.gguf is not here"):
-        open_source(paths[0])
+    for path in (paths[0], paths[2], tmp_path):
+        with pytest.raises(ModelFileError, match=r"m-00002-of-00003.gguf is not here"):
+            open_source(path)
     paths[1].write_bytes(paths[2].read_bytes())
     with pytest.raises(
         ModelFileError, match=r"m-00002-of-00003.gguf: key split.no: is file 3 of 3"
@@ -101,9 +102,10 @@ def test_one_of_one_is_a_file(tmp_path: Path) -> None:
     assert "a1" in open_source(tmp_path).tensors
 
 
-def test_a_head_in_the_last_file_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_head_in_the_last_file_is_used(tmp_path: Path, is_tied: bool) -> None:
     whole = tmp_path / "whole.gguf"
-    shape = write_gguf(whole)
+    shape = write_gguf(whole, tied=is_tied)
     source = GGUFFile(whole)
     pairs = gguf_pairs(shape)
     names = list(source.tensors)
@@ -121,8 +123,9 @@ def test_a_head_in_the_last_file_is_used(tmp_path: Path) -> None:
         path.write_bytes(gguf_bytes((pairs if number == 0 else {}) | mine, tensors))
     split = open_source(tmp_path / "m-00001-of-00002.gguf")
     one, other = load_model(source), load_model(split)
-    assert "output.weight" in names[cut:]
-    assert not other.is_tied
+    assert ("output.weight" in names[cut:]) == (not is_tied)
+    assert one.is_tied == other.is_tied == is_tied
+    assert one.spec == other.spec
     assert [bytes(s.raw()) for li in one.linears for s in li.segments] == [
         bytes(s.raw()) for li in other.linears for s in li.segments
     ]

@@ -234,6 +234,33 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, arrays: Arrays, said:
         open_source(write(tmp_path, AWQ, arrays))
 
 
+SOUND = Quantised(16, points=None)
+PACKINGS = {
+    "awq": (AWQ, awq(SOUND)),
+    "gptq": (GPTQ, gptq(SOUND)),
+    "compressed": (PACKED, compressed(SOUND, has_points=True)),
+}
+
+
+@pytest.mark.parametrize("method", PACKINGS)
+def test_tensors_without_numbers_are_named(tmp_path: Path, method: str) -> None:
+    settings, arrays = PACKINGS[method]
+    for name, array in arrays.items():
+        for empty in (array[:0], array[..., :0], np.zeros((0,) * array.ndim, array.dtype)):
+            folder = write(tmp_path, settings, arrays | {name: np.ascontiguousarray(empty)})
+            with pytest.raises(ModelFileError, match=rf"tensor {name}.* has "):
+                open_source(folder)
+
+
+def test_weights_that_are_not_symmetric_need_zero_points(tmp_path: Path) -> None:
+    settings, arrays = PACKED | groups_of(symmetric=False), compressed(SOUND, has_points=True)
+    open_source(write(tmp_path, settings, arrays)).close()
+    without = _without(arrays, "x.weight_zero_point")
+    with pytest.raises(ModelFileError, match=r"x\.weight_zero_point: is missing"):
+        open_source(write(tmp_path, settings, without))
+    open_source(write(tmp_path, PACKED | groups_of(symmetric=True), without)).close()
+
+
 def test_a_packed_model_loads_as_its_plain_twin(tmp_path: Path) -> None:
     shape, weights = TinyShape(intermediate_size=128), random_weights(TinyShape())
     plain, packed = tmp_path / "plain", tmp_path / "packed"

@@ -119,6 +119,10 @@ def test_order_of_entries_and_empty_tensors_are_free(tmp_path: Path) -> None:
 HEADERS = {
     "shape over offsets": (file_of({"a": entry([3000, 3000], [0, 16])}, A16), "take 36000000"),
     "wraps to 16": (file_of({"a": entry([4611686018427387905, 4], [0, 16])}, A16), "span 16 bytes"),
+    "0 through a double": (
+        file_of({"a": entry([4611686018427387905, 4], [0, 0])}),
+        "span 0 bytes",
+    ),
     "wraps to 0": (file_of({"a": entry([4611686018427387904, 4], [0, 0])}), "span 0 bytes"),
     "length 2^63": (file_of(b"{}", b"", 2**63), "header length"),
     "length 10^9": (file_of(b"{}", b"", 10**9), "header length"),
@@ -273,6 +277,18 @@ def test_members_are_regular_files_inside_the_folder(
     make(folder / name, outside)
     with pytest.raises(ModelFileError, match=name):
         open_source(folder).file(name)
+
+
+@pytest.mark.parametrize("make", [_fifo, _loop, _outside, _device, _climbing, _folder])
+def test_files_of_an_index_are_regular_files_inside_the_folder(
+    tmp_path: Path, make: Callable[[Path, Path], None]
+) -> None:
+    folder, outside = tmp_path / "model", tmp_path / "secret"
+    write_shards(folder, [{"a": np.zeros(2, np.float32)}, {"b": np.zeros(2, np.float32)}])
+    (folder / "s1.safetensors").rename(outside)
+    make(folder / "s1.safetensors", outside)
+    with pytest.raises(ModelFileError, match=r"s1\.safetensors"):
+        open_source(folder)
 
 
 def test_a_hub_cache_s_links_are_allowed_and_no_others(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def _gguf(source: TensorSource) -> dict[str, tuple[str, str]]:
     found = {DEFAULT: (_GGUF_KEY, metadata.string(_GGUF_KEY, None))}
     for name in (metadata.strings(_GGUF_NAMES, None) or [])[:_MOST_NAMES]:
         where = f"{_GGUF_KEY}.{name}"
-        found[name] = (where, metadata.string(where, None))
+        found[name] = (where, metadata.string(where))
     return {name: (where, text) for name, (where, text) in found.items() if text}
 
 

@@ -85,6 +85,7 @@ class Reader:
         if entry.dtype != dtype or len(entry.shape) != num_dims:
             message = f"is {entry.dtype} {list(entry.shape)}, not {dtype} of {num_dims} dimensions"
             raise ModelFileError(self.source.path, f"tensor {name}", message)
+        self._require_some(name, entry.shape)
         kind = {"I32": "<i4", "I64": "<i8", "I8": "i1"}[dtype]
         return np.frombuffer(self.source.read(name), kind).reshape(entry.shape)
 
@@ -97,6 +98,7 @@ class Reader:
         info = self.source.tensors.get(name)
         if info is None:
             raise ModelFileError(self.source.path, f"tensor {name}", "is no tensor of floats")
+        self._require_some(name, info.shape)
         rows, columns = ([1, 1, *info.shape])[-2:]
         kind = BlockType(info.block_type)
         return decode(kind, self.source.read(name), rows, columns).reshape(info.shape)
@@ -113,6 +115,11 @@ class Reader:
             message = f"names groups from {index.min()} to {index.max()}, of {num_groups}"
             raise ModelFileError(self.source.path, f"tensor {name}", message)
         return np.asarray(index, np.int32)
+
+    def _require_some(self, name: str, shape: tuple[int, ...]) -> None:
+        if 0 in shape:
+            message = f"has shape {list(shape)}, and so no numbers"
+            raise ModelFileError(self.source.path, f"tensor {name}", message)
 
     def require(self, name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         """Refuse a tensor whose shape does not fit the linear."""
@@ -315,6 +322,7 @@ class _Compressed:
     def _read_groups(self, settings: Metadata) -> int:
         groups = settings.mapping("config_groups")
         found: set[int] = set()
+        self._is_symmetric = False
         for key in groups.keys() if groups is not None else ():
             group = groups.mapping(key) if groups is not None else None
             weights = group.mapping("weights") if group is not None else None
@@ -324,6 +332,7 @@ class _Compressed:
             if kind != "int":
                 raise weights.fault("type", f"{kind!r} is not supported (int)")
             found.add(_num_bits(weights, "num_bits", (4, 8) if self._is_packed else (8,)))
+            self._is_symmetric |= weights.boolean("symmetric", default=True)
         if len(found) != 1:
             raise settings.fault("config_groups", f"has weights of {len(found)} widths, not one")
         return found.pop()
@@ -331,4 +340,8 @@ class _Compressed:
     def linears(self) -> Iterator[Packed]:
         suffix = ".weight_packed" if self._is_packed else ".weight_scale"
         for prefix in self._reader.prefixes(suffix):
+            points = f"{prefix}.weight_zero_point"
+            if not self._is_symmetric and not self._reader.has(points):
+                message = "is missing, though the weights are not symmetric"
+                raise ModelFileError(self._reader.source.path, f"tensor {points}", message)
             yield _ByOutput(self._reader, prefix, self._num_bits, is_packed=self._is_packed)

@@ -285,14 +285,21 @@ def test_faults_of_the_other_files_name_their_key(other: Any, named: str) -> Non
 
 
 def test_an_expression_that_never_ends_is_a_refusal() -> None:
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    steps = [{**split, "invert": False}, {**byte_level, "trim_offsets": True}]
-    file = tiny.tokenizer_json(pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
-    tokenizer = folder_tokenizer(file)
-    assert encode("ab", tokenizer=tokenizer) == [ID["ab"]]
+    def cut_by(expression: str) -> Tokenizer:
+        split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated"}
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+        steps = [{**split, "invert": False}, {**byte_level, "trim_offsets": True}]
+        processor = {"type": "Sequence", "pretokenizers": steps}
+        return folder_tokenizer(tiny.tokenizer_json(pre_tokenizer=processor))
+
+    for expression, character in (("(a+)+b", "a"), (r"(\s+)+!", " ")):
+        with pytest.raises(ModelFileError, match=rf"never ends on a row of '{character}'"):
+            cut_by(expression)
+    # What is not found by then is a refusal of the text.
+    tokenizer = cut_by("((ab)+)+c")
+    assert encode("abc", tokenizer=tokenizer) == [ID["abc"]]
     with pytest.raises(Refusal, match="cannot cut this text"):
-        encode("a" * 1000, tokenizer=tokenizer)
+        encode("ab" * 1000, tokenizer=tokenizer)
 
 
 def test_a_declared_normaliser_is_kept_and_forges_nothing() -> None:

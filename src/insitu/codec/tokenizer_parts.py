@@ -20,6 +20,7 @@ from insitu.codec.piece_merger import SPACE
 from insitu.codec.pretokenizers import plain_encoder
 from insitu.codec.tokenizer_steps import TokenizerFile, check_normalizers, check_word_mark
 from insitu.codec.vocabulary import MergeFault, UnencodableText, build_bpe, is_panic
+from insitu.refusal import Refusal
 from insitu.weights.errors import shown
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_WORD_CHARS = 1_000
 _UNKNOWN = "[UNK] "  # what no text can spell: a space never is part of a word
+_TRIED = (*map(chr, range(32, 127)), "\n", "\t", "é", "日", "\u0301")
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _NORMALIZERS = frozenset(
     {
@@ -244,6 +246,7 @@ def _encoder(
         "always" if "always" in schemes else "first" if "first" in schemes else "never"
     )
     bare = plain_encoder(_tokenizer(file, model, _bare(normalizers), _bare(cuts)))
+    _try_expressions(file, [*normalizers, *cuts], bare)
     if scheme == "never":
         return bare, scheme
     begun = plain_encoder(_tokenizer(file, model, normalizers, [_begun(step) for step in cuts]))
@@ -252,6 +255,25 @@ def _encoder(
         return begun(text, True) if begins else bare(text, False)
 
     return encode_plain, scheme
+
+
+def _try_expressions(
+    file: TokenizerFile, steps: list[dict[str, Any]], encode: Callable[[str, bool], list[int]]
+) -> None:
+    """Refuse expressions whose steps double with each more of one character.
+
+    The library gives up after so many steps, whatever the machine.
+    """
+    patterns = [step.get("pattern") for step in steps]
+    if not any(isinstance(pattern, dict) and "Regex" in pattern for pattern in patterns):
+        return
+    for character in _TRIED:
+        try:
+            # What follows holds what an expression may look for first.
+            encode(f"{character * 64}\0{''.join(_TRIED)}", False)
+        except Refusal as refusal:
+            message = f"holds an expression that never ends on a row of {shown(character)}"
+            raise file.fault("normalizer or pre_tokenizer", message) from refusal
 
 
 def _scheme(step: dict[str, Any]) -> str:

@@ -289,6 +289,16 @@ def test_a_long_piece_is_not_copied_once_a_letter() -> None:
     assert ids.count < 100
 
 
+def test_pieces_of_one_score_that_meet_are_refused() -> None:
+    """The leftmost of them goes first, and a list has one of them first anywhere."""
+    scored = {"a": -9.0, "b": -9.0, "c": -9.0, "ab": -1.0, "bc": -1.0}
+    ids = {piece: i for i, piece in enumerate(scored)}
+    assert merges_of(ids, list(scored.values())) == [("a", "b"), ("b", "c")]
+    other = {piece: i for i, piece in enumerate(sorted(scored, reverse=True))}
+    with pytest.raises(NoMergesFault, match="'abc' comes out otherwise by a list"):
+        merges_of(other, [scored[piece] for piece in other])
+
+
 def test_mixed_merges_are_of_one_score_or_of_none() -> None:
     ids = {piece: i for i, piece in enumerate(["a", "aa", "aaa", "aaaa"])}
     tied = merges_of(ids, [0.0] * 4)

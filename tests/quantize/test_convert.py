@@ -249,7 +249,7 @@ def test_a_vocabulary_that_merges_another_way_there_is_refused(tmp_path: Path) -
     """Pieces of one score go from the left, and a list of merges has an order."""
     pairs = spelled_by_scores(scores=[0.0] * len(ROWS))
     write_gguf(tmp_path / "a.gguf", pairs=pairs, vocabulary=ROWS)
-    with pytest.raises(UnsupportedModelError, match="how text becomes tokens"):
+    with pytest.raises(UnsupportedModelError, match="comes out otherwise by a list"):
         converted(open_source(tmp_path / "a.gguf"), "safetensors")
 
 

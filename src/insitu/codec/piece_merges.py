@@ -12,9 +12,10 @@ Not here: merging (``piece_merger``), or which tokens are pieces (``twin_pieces`
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 from typing import TYPE_CHECKING
 
+from insitu.codec.piece_merger import PieceMerger, RankedMerger
 from insitu.weights.errors import shown
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Merge = tuple[str, str]
 _LONG = 64
+_MOST_MEETINGS = 20_000
 
 
 class NoMergesFault(Exception):
@@ -35,7 +37,38 @@ def merges_of(ids: Mapping[str, int], scores: Sequence[float]) -> list[Merge]:
         left, right = merge
         return -scores[ids[left + right]], -len(left), -len(right)
 
-    return sorted(_ways(ids), key=key)
+    found = sorted(_ways(ids), key=key)
+    _require_alike(ids, scores, found)
+    return found
+
+
+def _require_alike(ids: Mapping[str, int], scores: Sequence[float], merges: list[Merge]) -> None:
+    """Where two merges of one score meet and the list has the right one first, texts must come out
+    the same: the leftmost of them goes first by score."""
+    texts = list(islice(_meetings(ids, scores, merges), _MOST_MEETINGS))
+    if not texts:
+        return
+    by_score = PieceMerger(ids, scores, {})
+    ranks = {f"{left} {right}": rank for rank, (left, right) in enumerate(merges)}
+    by_rank = RankedMerger(ids, ranks, {})
+    for text in (*texts, *map("".join, zip(texts, texts[1:], texts[::-1], strict=False))):
+        if by_score.encode(text) != by_rank.encode(text):
+            message = f"{shown(text)} comes out otherwise by a list: pieces of one score meet there"
+            raise NoMergesFault(message)
+
+
+def _meetings(
+    ids: Mapping[str, int], scores: Sequence[float], merges: list[Merge]
+) -> Iterator[str]:
+    def score(merge: Merge) -> float:
+        return scores[ids["".join(merge)]]
+
+    for _, group in groupby(merges, key=score):
+        before: dict[str, list[str]] = {}  # right parts by left part, of merges that come before
+        for left, right in group:
+            for other in before.get(right, ()):
+                yield left + right + other
+            before.setdefault(left, []).append(right)
 
 
 def scores_of(ids: Mapping[str, int], merges: Iterable[Merge]) -> dict[str, float]:

@@ -117,8 +117,11 @@ def _unigram(file: TokenizerFile, known: Vocabulary, num_rows: int) -> dict[str,
     model = file.values["model"]
     if model.get("byte_fallback") and len(known.byte_of) < _ALL_BYTES:
         raise file.unsupported("model.byte_fallback", "without tokens of all bytes, true")
+    told = [float(score) for _, score in model["vocab"]]
+    if max(map(abs, told)) > float(np.finfo(np.float32).max):
+        raise file.fault("model.vocab", "has a score beyond float32")
     scores = np.zeros(num_rows, np.float32)
-    scores[: len(model["vocab"])] = [score for _, score in model["vocab"]]
+    scores[: len(told)] = told
     values = {"model": "t5", "scores": scores.tolist(), "unknown_token_id": model["unk_id"]}
     return {**_keyed(values), **_space_before(file, known)}
 

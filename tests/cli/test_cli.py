@@ -11,8 +11,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from tiny_model import write_gguf
+from tiny_model import TinyShape, random_weights, write_gguf
+
+from insitu.kernels.blocks import BlockType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -246,3 +249,14 @@ def test_too_little_memory_is_one_line(smollm2_path: Path) -> None:
     assert done.returncode == 2
     assert "ulimit -v" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_model_that_gives_no_numbers_is_one_line(tmp_path: Path) -> None:
+    weights = random_weights(TinyShape())
+    weights["model.norm.weight"][:] = np.nan
+    path = tmp_path / "m.gguf"
+    write_gguf(path, weights=weights, block_types=BlockType.F32)
+    done = insitu("generate", path, "hello", "--max-tokens", "3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("insitu: The model gave a number that is not finite")
+    assert "Traceback" not in done.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from cli.test_cli import insitu
 from quantize.stopping import stopped_at
-from tiny_model import write_gguf
+from tiny_model import TinyShape, random_weights, write_gguf
 
 from insitu.kernels.blocks import BlockType, decode
 from insitu.quantize.errors import QuantizeError
@@ -46,6 +48,49 @@ def inputs() -> np.ndarray:
     rng = np.random.default_rng(1)
     mixed = rng.standard_normal((2000, 64)) @ rng.standard_normal((64, K))
     return (mixed * np.exp(rng.standard_normal(K))).astype(np.float32)
+
+
+@pytest.mark.parametrize("method", ["nearest", "scale", "gptq"])
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (np.nan, "Q4_K", "not finite"),
+        (np.inf, "F16", "not finite"),
+        (1e9, "Q4_0", "holds 1e+09, too large for Q4_0"),
+        (1e9, "F16", "holds 1e+09, too large for F16"),
+        (1e9, "F32", None),
+    ],
+)
+def test_what_no_block_can_hold_is_refused_by_its_tensor(
+    tmp_path: Path, method: Any, number: float, kind: str, said: str | None
+) -> None:
+    shape = replace(TinyShape(), **SIZES)
+    tensors = random_weights(shape)
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = number
+    source, target = tmp_path / "source.gguf", tmp_path / "target.gguf"
+    write_gguf(source, weights=tensors, block_types=BlockType.F32, **SIZES)
+    wish = Wish(source, target, Types(BlockType(kind)), method, max_num_tokens=32)
+    if said is None:
+        quantize(wish, silent)
+        return
+    with pytest.raises(QuantizeError, match=re.escape(said)) as caught:
+        quantize(wish, silent)
+    assert "tensor blk.0.ffn_up.weight" in str(caught.value)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("method", ["scale", "gptq"])
+def test_a_model_that_computes_no_numbers_is_refused_where_it_shows(
+    tmp_path: Path, method: Any
+) -> None:
+    shape = replace(TinyShape(), **SIZES)
+    tensors = random_weights(shape)
+    tensors["model.layers.0.input_layernorm.weight"][:] = np.nan
+    source = tmp_path / "source.gguf"
+    write_gguf(source, weights=tensors, block_types=BlockType.F32, **SIZES)
+    wish = Wish(source, tmp_path / "t.gguf", Types(BlockType.Q4_0), method, max_num_tokens=32)
+    with pytest.raises(QuantizeError, match=r"attn_q\.weight: what reaches it .* not finite"):
+        quantize(wish, silent)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -143,6 +143,7 @@ _WRITE_ERRORS = frozenset((errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, e
 _USER_ERRORS = (
     ("insitu.settings.load", "SettingError"),
     ("insitu.refusal", "Refusal"),
+    ("insitu.refusal", "RequestFailed"),
     ("insitu.policy.keys", "KeyFileError"),
     ("insitu.catalog.errors", "CatalogError"),
     ("insitu.weights.errors", "ModelFileError"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from insitu.evaluate.text import cut, read_text
-from insitu.kernels.blocks import FLOATS, decode
+from insitu.kernels.blocks import FLOATS, BlockType, decode
 from insitu.models.load import load_model
 from insitu.models.twins import TwinSource
 from insitu.quantize.calibrate import run_through
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 CALIBRATION = Path(__file__).parent / "calibration.txt"
 Method = Literal["nearest", "scale", "gptq"]
+_MAX_HALF = float(np.finfo(np.float16).max)
 _ROWS = 4096  # quantised at once where nothing ties rows together
 
 
@@ -193,7 +194,10 @@ class _Work:
         if segment.name in self._out.done:
             blocks = self._out.read(segment.name)
             return decode(target.block_type, blocks, target.n, target.k)
+        self._require_held(target, own)
         mine = moments()
+        if not np.isfinite(mine).all():
+            raise self._fault(target, "what reaches it in the calibration is not finite")
         if self._wish.method == "gptq":
             rounded = round_with_moments(target.block_type, own, mine)
         else:
@@ -211,6 +215,7 @@ class _Work:
             last = min(first + _ROWS, target.n)
             data = raw[first * row_bytes : last * row_bytes]
             own = decode(info.block_type, data, last - first, k)
+            self._require_held(target, own)
             rounded: Rounded = round_nearest(target.block_type, own, even)
             blocks.append(rounded.blocks.tobytes())
             off += float(np.square(rounded.weights - own, dtype=np.float64).sum())
@@ -223,6 +228,17 @@ class _Work:
             None,
         )
         self._write(target, b"".join(blocks), asdict(note))
+
+    def _require_held(self, target: Target, own: Float32) -> None:
+        """Refuse what no block can hold: scales are halves, but for wide floats."""
+        largest = float(np.abs(own).max(initial=0))
+        if not np.isfinite(largest):
+            raise self._fault(target, "holds a number that is not finite")
+        if largest > _MAX_HALF and target.block_type not in {BlockType.F32, BlockType.BF16}:
+            raise self._fault(target, f"holds {largest:g}, too large for {target.block_type}")
+
+    def _fault(self, target: Target, message: str) -> QuantizeError:
+        return QuantizeError(f"{self._wish.source}: tensor {target.name}: {message}.")
 
     def _write(self, target: Target, blocks: bytes | memoryview, note: Any) -> None:
         self._out.write(target.name, blocks, note)

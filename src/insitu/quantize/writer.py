@@ -89,7 +89,7 @@ class PartialFile:
 
     def _resumed(self) -> dict[str, Any]:
         """What an earlier run of the same kind has done."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             values = json.loads(self._journal.read_text())
             is_whole = self._draft.stat().st_size == self._size
             if values["identity"] == self._identity and is_whole:

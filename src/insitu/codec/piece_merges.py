@@ -6,13 +6,13 @@ make, the best first; of equals the longest left part first, then the longest ri
 that transformers' converter writes. A list gives scores back where it holds every such way, and
 the merges of a piece stand together, or with those of pieces that have the same score.
 
-Not here: merging (``piece_merger``), or which tokens are pieces (``twin_pieces``).
+Not here: merging (``piece_merger``), or which tokens are pieces (``twin_folder_parts``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import groupby, islice, pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from insitu.codec.piece_merger import PieceMerger, RankedMerger
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Merge = tuple[str, str]
 _LONG = 64
-_MOST_MEETINGS = 20_000
+_MOST_CHARS = 100_000
 
 
 class NoMergesFault(Exception):
@@ -43,9 +43,15 @@ def merges_of(ids: Mapping[str, int], scores: Sequence[float]) -> list[Merge]:
 
 
 def _require_alike(ids: Mapping[str, int], scores: Sequence[float], merges: list[Merge]) -> None:
-    """Where two merges of one score meet and the list has the right one first, texts must come out
-    the same: the leftmost of them goes first by score."""
-    texts = list(islice(_meetings(ids, scores, merges), _MOST_MEETINGS))
+    """Where two merges of one score meet, the left one goes first by score; texts in which a list
+    has the other one first must come out the same."""
+    texts: list[str] = []
+    left_over = _MOST_CHARS
+    for text in _meetings(ids, scores, merges):
+        left_over -= len(text)
+        if left_over < 0:
+            break
+        texts.append(text)
     if not texts:
         return
     by_score = PieceMerger(ids, scores, {})
@@ -60,6 +66,8 @@ def _require_alike(ids: Mapping[str, int], scores: Sequence[float], merges: list
 def _meetings(
     ids: Mapping[str, int], scores: Sequence[float], merges: list[Merge]
 ) -> Iterator[str]:
+    """Texts of three parts, of which the list merges the right two first."""
+
     def score(merge: Merge) -> float:
         return scores[ids["".join(merge)]]
 

@@ -117,12 +117,7 @@ def _sampling(source: TensorSource) -> dict[str, Any]:
 
 def _require_same(source: TensorSource, own: Vocabulary, twin: Vocabulary) -> None:
     own, twin = _without_unknown(own, twin), _without_unknown(twin, own)
-    # Kinds of vocabulary have ids for these whether a file names them or not.
-    more = {name: twin.special_texts.get(name) for name in ("unk_token", "pad_token")}
-    named = {name: text for name, text in more.items() if text and name not in own.special_texts}
-    twin = replace(
-        twin, special_texts={k: x for k, x in twin.special_texts.items() if k not in named}
-    )
+    twin = replace(twin, special_texts=_without_defaults(own, twin))
     for name in (field.name for field in fields(Vocabulary) if field.name not in _NOT_COMPARED):
         if getattr(own, name) != getattr(twin, name):
             raise _lost(source, f"{name}: {_part(own, twin, name)}")
@@ -144,6 +139,12 @@ def _without_unknown(own: Vocabulary, other: Vocabulary) -> Vocabulary:
         return own
     added = {text: i for text, i in own.added.items() if i != token_id}
     return replace(own, added=added, control_ids=own.control_ids - {token_id})
+
+
+def _without_defaults(own: Vocabulary, twin: Vocabulary) -> dict[str, str]:
+    """Names of tokens; some have an id in GGUF's kinds of vocabulary whether it is given or not."""
+    defaults = {"unk_token", "pad_token"} - own.special_texts.keys()
+    return {name: text for name, text in twin.special_texts.items() if name not in defaults}
 
 
 def _spelled(own: Vocabulary, tokenizer: Tokenizer) -> str:

@@ -122,10 +122,15 @@ static INSITU_INLINE void for_lanes(int width, float* out, const F& f) {
   store_masked(tail, out + i, f([i, tail](const float* p) { return load_masked(tail, p + i); }));
 }
 
-static void gated_row(const float* x, int width, Activation activation, float* out) {
-  const float* up = x + width;
-  if (activation == Activation::Silu) for_lanes(width, out, [=](auto at) { return mul(silu(at(x)), at(up)); });
-  else for_lanes(width, out, [=](auto at) { return mul(gelu(at(x)), at(up)); });
+// Rows at a time: what is constant is loaded once.
+static void gated_rows(const float* x, ptrdiff_t stride, int num_rows, int width, Activation activation, float* out,
+                       ptrdiff_t out_stride) {
+  if (activation == Activation::Silu)
+    for (int row = 0; row < num_rows; row++, x += stride, out += out_stride)
+      for_lanes(width, out, [=](auto at) { return mul(silu(at(x)), at(x + width)); });
+  else
+    for (int row = 0; row < num_rows; row++, x += stride, out += out_stride)
+      for_lanes(width, out, [=](auto at) { return mul(gelu(at(x)), at(x + width)); });
 }
 
 static void activate_row(const float* x, int width, Activation activation, float* out) {
@@ -182,6 +187,6 @@ static void route_row(const float* logits, int n, int num_active, bool is_normal
 // The entries of KernelTable that this file fills, in its order.
 #define INSITU_ELEMENTWISE_ENTRIES                                                                          \
   .rms_norm_row = rms_norm_row, .layer_norm_row = layer_norm_row, .rope_frequencies = rope_frequencies,     \
-  .rope_angles_row = rope_angles_row, .rope_row = rope_row, .gated_row = gated_row,                         \
+  .rope_angles_row = rope_angles_row, .rope_row = rope_row, .gated_rows = gated_rows,                         \
   .activate_row = activate_row, .scale_row = scale_row, .soft_cap_row = soft_cap_row, .add_row = add_row,   \
   .add_scaled_row = add_scaled_row, .sigmoid_scaled_row = sigmoid_scaled_row, .route_row = route_row

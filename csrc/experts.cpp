@@ -157,9 +157,8 @@ void Executor::run_chosen(const Operator& op, int first_row, int num_rows) {
       table_.matmul_block(rest, 0, work.in.read(rest.type, first_pair, work.rows_of(e)), {bias, nullptr, 0},
                           rows + half * width, kPair);
     }
-    for (int row = 0; row < work.rows_of(e); row++)
-      table_.gated_row(rows + static_cast<ptrdiff_t>(row) * kPair, width, op.activation,
-                       work.gated + static_cast<ptrdiff_t>(first_pair + row) * work.width + first);
+    table_.gated_rows(rows, kPair, work.rows_of(e), width, op.activation,
+                      work.gated + static_cast<ptrdiff_t>(first_pair) * work.width + first, work.width);
   };
 
   pool_.run(work.num_pairs, [&](int pair, int) {

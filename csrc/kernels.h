@@ -155,7 +155,9 @@ struct KernelTable {
   void (*rope_frequencies)(double theta, int dim, double* out);  // [dim / 2]
   void (*rope_angles_row)(double position, const double* frequencies, int dim, double magnitude, float* out);
   void (*rope_row)(float* x, const float* angles, int num_heads, int head_dim, int dim, bool is_adjacent);
-  void (*gated_row)(const float* x, int width, Activation activation, float* out);  // x: width gates, then width ups
+  // Rows of width gates, then width ups.
+  void (*gated_rows)(const float* x, ptrdiff_t stride, int num_rows, int width, Activation activation, float* out,
+                     ptrdiff_t out_stride);
   void (*activate_row)(const float* x, int width, Activation activation, float* out);
   void (*scale_row)(const float* x, int width, float factor, float* out);
   void (*soft_cap_row)(const float* x, int width, float cap, float* out);

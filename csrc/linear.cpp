@@ -94,11 +94,8 @@ void Executor::run_gated_linear(const Operator& op, const Part (&parts)[2], int 
       const float* bias = parts[half].epilogue.bias;
       table_.matmul_block(rest, 0, parts[half].x, {bias ? bias + first : nullptr, nullptr, 0}, rows + half * width, kPair);
     }
-    for (int row = 0; row < num_rows; row++) {
-      float* x = rows + static_cast<ptrdiff_t>(row) * kPair;
-      table_.gated_row(x, width, op.activation,
-                       y.is_quantized ? x : at(y) + row * static_cast<ptrdiff_t>(y.stride) + first);
-    }
+    table_.gated_rows(rows, kPair, num_rows, width, op.activation, y.is_quantized ? rows : at(y) + first,
+                      y.is_quantized ? kPair : y.stride);
     if (y.is_quantized) table_.quantize_column(rows, kPair, num_rows, y.width, op.group, block, quantized);
   });
 }

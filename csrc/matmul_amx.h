@@ -15,11 +15,11 @@
 namespace insitu::INSITU_NS {
 
 struct Panel {
-  alignas(64) uint8_t low[kPanelInputs * kBlockOutputs];
-  alignas(64) uint8_t high[kPanelInputs * kBlockOutputs];
-  alignas(64) float scales[kPanelInputs / 256][kBlockOutputs];
-  alignas(64) float mins[kPanelInputs / 256][kBlockOutputs];
-  alignas(64) uint8_t sub_mins[kPanelInputs / 256][512];
+  alignas(64) uint8_t low[kPanelInputs<256> * kBlockOutputs];
+  alignas(64) uint8_t high[kPanelInputs<256> * kBlockOutputs];
+  alignas(64) float scales[kPanelInputs<256> / 256][kBlockOutputs];
+  alignas(64) float mins[kPanelInputs<256> / 256][kBlockOutputs];
+  alignas(64) uint8_t sub_mins[kPanelInputs<256> / 256][512];
 };
 
 // A line of signed bytes times one int16 an output (twice in each lane) as two digits.

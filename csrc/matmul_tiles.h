@@ -1,6 +1,6 @@
 // y = W x for one n-block and twelve rows or more (is_wide) on AMX, for types with 32 inputs a scale, 16 rows at a time.
-// Of up to kStreamTiles tiles each unpacks weights a few groups before it multiplies them; more share a panel of
-// kPanelInputs inputs, low[group][half][8 lines].
+// Of up to kStreamTiles tiles each unpacks weights a few groups before it multiplies them; more share panels of up to
+// kPanelGroups groups.
 // Not here: K types (matmul_amx.h), few rows, float weights (matmul.h). Truth: matmul.h.
 // Always true: the float chain of an output is that of matmul.h; nothing is allocated but stack.
 //
@@ -212,12 +212,15 @@ __attribute__((noinline)) static void multiply_tile_32(const uint8_t* w, int k, 
 
 // --- many rows: weights unpacked once for up to kPanelTiles tiles ---------------------------------------
 
-constexpr int kStreamTiles = 2, kPanelInputs = 512, kPanelTiles = 16;
+constexpr int kStreamTiles = 2, kPanelTiles = 16, kPanelGroups = 18;  // 576 inputs: widths of many models, whole
+template <int Group>
+constexpr int kPanelInputs = Group == 32 ? 32 * kPanelGroups : 512;
 
+// One half's groups after the other's, an even number of each, in the order in which they are multiplied.
 struct Panel32 {
-  alignas(64) uint8_t low[kPanelInputs / 32][2][512];
-  alignas(64) float scales[kPanelInputs / 32][kBlockOutputs];
-  alignas(64) float mins[kPanelInputs / 32][kBlockOutputs];
+  alignas(64) uint8_t low[2 * kPanelGroups + 2][512];
+  alignas(64) float scales[kPanelGroups][kBlockOutputs];
+  alignas(64) float mins[kPanelGroups][kBlockOutputs];
 };
 
 static INSITU_INLINE void unpack_halves(const uint8_t* w, float* out) {
@@ -227,9 +230,10 @@ static INSITU_INLINE void unpack_halves(const uint8_t* w, float* out) {
 
 template <class Lines>
 __attribute__((noinline)) static void unpack_panel(const uint8_t* w, int groups, Panel32& p) {
+  const int second = groups + groups % 2;
   for (int g = 0; g < groups; g++, w += Lines::kGroupBytes) {
-    Lines::unpack(w, p.low[g][0]);
-    Lines::unpack(w + 64, p.low[g][1]);
+    Lines::unpack(w, p.low[g]);
+    Lines::unpack(w + 64, p.low[second + g]);
     unpack_halves(w + Lines::kScales, p.scales[g]);
     if constexpr (Lines::kHasMin) unpack_halves(w + Lines::kMins, p.mins[g]);
   }
@@ -238,17 +242,19 @@ __attribute__((noinline)) static void unpack_panel(const uint8_t* w, int groups,
 template <bool HasMin, int R>
 __attribute__((noinline)) static void add_panel_32(const Panel32& p, int groups, const uint8_t* a,
                                                    float (*sums)[kBlockOutputs]) {
+  constexpr int kRecord = R * kRecord32;
   alignas(64) int32_t dots[2][16][16];
-  Walk weights{p.low[0][0], p.low[0][1], 1024, groups}, inputs{a, a, R * kRecord32, groups};
+  const int turns = groups + groups % 2;  // of each half
+  const uint8_t *weights = p.low[0], *inputs = a, *const last = a + (groups - 1) * kRecord;
   const auto even = [&]() INSITU_INLINE_LAMBDA {
-    begin_even(inputs.at, 32, weights.at);
-    inputs.advance();
-    weights.advance();
+    begin_even(inputs, 32, weights);
+    weights += 512;
+    inputs += inputs == last ? 0 : kRecord;
   };
   const auto odd = [&]() INSITU_INLINE_LAMBDA {
-    begin_odd(inputs.at, 32, weights.at);
-    inputs.advance();
-    weights.advance();
+    begin_odd(inputs, 32, weights);
+    weights += 512;
+    inputs = inputs == last ? a : inputs + kRecord;
   };
   even();
   odd();
@@ -256,11 +262,13 @@ __attribute__((noinline)) static void add_panel_32(const Panel32& p, int groups,
   for (int half = 0; half < 2; half++) {
     fvec acc[R];
     INSITU_UNROLL for (int r = 0; r < R; r++) acc[r] = fload(sums[r] + 16 * half);
+    const uint8_t* record = a + 32 * R;
+    const float *scales = p.scales[0] + 16 * half, *mins = p.mins[0] + 16 * half;
     const auto add = [&](int g, int32_t (*products)[16]) INSITU_INLINE_LAMBDA {
-      const uint8_t* record = a + g * (R * kRecord32) + 32 * R;
-      if (is_shifted<R>(record + 12 * R)) [[unlikely]] add_shifts<R>(record + 12 * R, line_sums(p.low[g][half]), products);
-      add_products<HasMin, R>(products, fload(p.scales[g] + 16 * half), fload(p.mins[HasMin ? g : 0] + 16 * half),
-                              record, acc);
+      if (is_shifted<R>(record + 12 * R)) [[unlikely]]
+        add_shifts<R>(record + 12 * R, line_sums(p.low[half * turns + g]), products);
+      add_products<HasMin, R>(products, fload(scales), HasMin ? fload(mins) : fzero(), record, acc);
+      record += kRecord, scales += kBlockOutputs, mins += kBlockOutputs;
     };
     for (int g = 0; g < groups; g += 2) {
       even();
@@ -298,20 +306,22 @@ static INSITU_INLINE void with_rows(int rows, const F& f) {
   }
 }
 
-// kPanelInputs inputs at a time and kPanelTiles tiles: unpack(weights, groups), then for each of the tiles
-// add(rows, groups, inputs, ahead, sums), where ahead(n) is this tile's share of what is unpacked next, in n parts.
+// Near-equal panels of at most kPanelInputs inputs, and kPanelTiles tiles: unpack(weights, groups), then for each
+// tile add(rows, groups, inputs, ahead, sums), ahead(n) being its share of what is unpacked next, in n parts.
 template <int Group, class Unpack, class Add>
 static INSITU_INLINE void multiply_panels(const PackedSegment& w, const uint8_t* block, const Activations& x,
                                           const Output& y, const Unpack& unpack, const Add& add) {
   constexpr int kTileInputs = Group < 64 ? Group : 64;
   alignas(64) float sums[kPanelTiles][kWideRows][kBlockOutputs];
   const int tiles = num_row_tiles(x.num_rows, Group);
-  const size_t group_bytes = w.block_bytes / (w.k / Group), record = quantized_row_bytes(Group, Group);
+  const int all_groups = w.k / Group, most = kPanelInputs<Group> / Group, panels = (all_groups + most - 1) / most;
+  const size_t group_bytes = w.block_bytes / all_groups, record = quantized_row_bytes(Group, Group);
   for (int t0 = 0; t0 < tiles; t0 += kPanelTiles) {
     const int t1 = t0 + kPanelTiles < tiles ? t0 + kPanelTiles : tiles;
     __builtin_memset(sums, 0, (t1 - t0) * sizeof sums[0]);
-    for (int k0 = 0; k0 < w.k; k0 += kPanelInputs) {
-      const int groups = (w.k - k0 < kPanelInputs ? w.k - k0 : kPanelInputs) / Group, first = k0 / Group;
+    for (int panel = 0; panel < panels; panel++) {
+      const RowTile part = near_equal(all_groups, panels, panel);
+      const int groups = part.rows, first = part.first;
       unpack(block + first * group_bytes, groups);
       // What is unpacked next follows in memory, be it of the next n-block; its lines are shared out over tiles.
       const uint8_t* next = block + (first + groups) * group_bytes;
@@ -321,7 +331,7 @@ static INSITU_INLINE void multiply_panels(const PackedSegment& w, const uint8_t*
         if (tile.rows != configured) TileConfig(configured = tile.rows, kTileInputs).load();
         const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, Group) +
                            static_cast<size_t>(first) * tile.rows * record;
-        const bool is_last = k0 + kPanelInputs >= w.k;
+        const bool is_last = panel == panels - 1;
         if (is_last) prefetch_outputs(tile, y);
         add(tile.rows, groups, a, [&](int parts) { return Ahead::share(next, lines, t, tiles, parts); }, sums[t - t0]);
         if (is_last) finish_rows(tile, sums[t - t0], y);

@@ -380,7 +380,7 @@ void Executor::run_op(const Operator& op, const Batch& batch) {
       });
     case OpKind::Gated:
       return for_rows(rows, 0.6 * width, [&](int r, int) {
-        table_.gated_row(row_of(op.inputs[0], r), op.output.width, op.activation, out + r * stride);
+        table_.gated_rows(row_of(op.inputs[0], r), 0, 1, op.output.width, op.activation, out + r * stride, 0);
       });
     case OpKind::Activate:
       return for_rows(rows, 0.6 * width, [&](int r, int) {

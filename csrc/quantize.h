@@ -80,17 +80,7 @@ struct ShiftedScale { GroupScale scale; int32_t shift; };
 
 // Squared, what a shift must save of a group's largest magnitude, in parts of the row's sum of such squares.
 constexpr float kWorthShift = 0.05f;
-constexpr float kNoShift = __builtin_inff();
-
-// Of a row of whole groups of 32, in their order; NaN where there is one, which asks for no shift either.
-static float least_saving(const float* x, int k) {
-  float total = 0;
-  for (int i = 0; i < k; i += 32) {
-    const float large = largest_magnitude(x + i, 32);
-    total += large * large;
-  }
-  return kWorthShift * total;
-}
+constexpr float kMostSaved = 0.76f;  // of a group's largest magnitude, squared: 0.75 and what rounding adds
 
 // Of 32 inputs. Bits of what is above zero are found as they are, of what is below with the sign turned.
 static inline ShiftedScale shifted_scale(const float* x, float least) {
@@ -134,19 +124,39 @@ static inline i32x16 quantize_lanes(const float* x, const ShiftedScale& s, int8_
 template <class T>
 static inline void put(uint8_t* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
 
-static void quantize_row_32(const float* x, int k, int row, int rows, float least, uint8_t* out) {
+// Group by group: `scale_of_group(inputs, record's tail)`, where a row's scale lies first.
+template <class Scale>
+static INSITU_INLINE void quantize_groups_32(const float* x, int k, int row, int rows, uint8_t* out,
+                                             const Scale& scale_of_group) {
   for (int g = 0; g < k / 32; g++, x += 32, out += static_cast<size_t>(rows) * kRecord32) {
-    const ShiftedScale s = shifted_scale(x, least);
+    uint8_t* tail = out + 32 * rows + 4 * row;
+    const ShiftedScale s = scale_of_group(x, tail);
     int8_t* q = reinterpret_cast<int8_t*>(out + 32 * row);
     const i32x16 first = quantize_lanes(x, s, q);
     const int32_t sum = ireduce_add(iadd(first, quantize_lanes(x + 16, s, q + 16)));
-    uint8_t* tail = out + 32 * rows + 4 * row;
     put(tail, s.scale.scale);
     put(tail + 4 * rows, -8 * sum);
     put(tail + 8 * rows, -128 * sum);
     put(tail + 16 * rows, s.scale.scale * static_cast<float>(sum + 32 * s.shift));
     put(out + 44 * rows + row, static_cast<int8_t>(s.shift));
   }
+}
+
+// Largest magnitudes wait where scales will lie; NaN among them asks for no shift.
+static void quantize_row_32(const float* x, int k, int row, int rows, uint8_t* out) {
+  float total = 0;
+  uint8_t* tail = out + 32 * rows + 4 * row;
+  for (int i = 0; i < k; i += 32, tail += static_cast<size_t>(rows) * kRecord32) {
+    const float large = largest_magnitude(x + i, 32);
+    put(tail, large);
+    total += large * large;
+  }
+  const float least = kWorthShift * total;
+  quantize_groups_32(x, k, row, rows, out, [least](const float* group, const uint8_t* at) {
+    float large;
+    __builtin_memcpy(&large, at, sizeof large);
+    return kMostSaved * large * large > least ? shifted_scale(group, least) : ShiftedScale{scale_of(large), 0};
+  });
 }
 
 static void quantize_row_256(const float* x, int k, int row, int rows, uint8_t* out) {
@@ -173,7 +183,9 @@ static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, 
     const RowTile t = row_tile(num_rows, group, tile);
     uint8_t* at = out + t.first * quantized_row_bytes(k, group) + column * record * static_cast<size_t>(t.rows);
     for (int r = 0; r < t.rows; r++, x += row_stride) {
-      if (group == 32) quantize_row_32(x, 32, r, t.rows, kNoShift, at);
+      if (group == 32)
+        quantize_groups_32(x, 32, r, t.rows, at,
+                           [](const float* in, const uint8_t*) { return ShiftedScale{group_scale(in, 32), 0}; });
       else quantize_row_256(x, 256, r, t.rows, at);
     }
   }
@@ -184,7 +196,7 @@ static void quantize_row(const float* x, int num_rows, int k, int group, int row
   const int64_t tiles = num_row_tiles(num_rows, group);
   const RowTile t = row_tile(num_rows, group, static_cast<int>(((row + 1) * tiles - 1) / num_rows));
   out += t.first * quantized_row_bytes(k, group);
-  if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, least_saving(x, k), out);
+  if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, out);
   else quantize_row_256(x, k, row - t.first, t.rows, out);
 }
 

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from cli.test_cli import insitu
 from codec import tiny_sentencepiece
+from codec.test_real_models import rows
 from codec.test_twins import values
 from families.cases import CASES, Case, weights, write_folder
 from families.test_families import BLOCK_SIZE, in_steps, recorded
 from kernels.tiny_decoder import Work, batch_of
 from tiny_model import Vocabulary as Words
 from tiny_model import tokenizer_json, write_gguf, write_safetensors
+from tokenizers import Tokenizer as Library
 
 from insitu.codec.chat import load_chat_template
 from insitu.codec.tokenizer import load_tokenizer
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from insitu.weights.tensors import TensorSource
 
 F32 = Types(BlockType.F32)
+KEPT = [f"tokenizer.ggml.add_{name}" for name in ("bos_token", "eos_token", "space_prefix")]
 TEXT = "hello world, don't 12345 <|im_end|> é日 \n\n x"
 # What GGUF has no words for, and what the refusal names.
 REFUSED = {
@@ -285,3 +288,18 @@ def test_a_real_model_is_the_same_in_the_other_format(smollm2_path: Path) -> Non
     same_words(own, there)
     ids = load_tokenizer(own).encode(TEXT, add_special_tokens=False, parse_special=True)
     assert np.abs(logits_of(own, ids) - logits_of(there, ids)).max() < 2e-4
+
+
+@pytest.mark.slow  # 250 MB, which no catalogue of ours fetches
+def test_gemmas_vocabulary_goes_there_and_back(models_dir: Path) -> None:
+    own = open_source(models_dir / "gemma-3-270m-Q4_K_M.gguf")
+    there = converted(own, "safetensors")
+    back = converted(there, "gguf")
+    library = Library.from_str((there.file("tokenizer.json") or b"").decode())
+    tokenizers = [load_tokenizer(source) for source in (there, back)]
+    for row in rows("gemma-3-270m-Q4_K_M"):
+        assert library.encode(row["text"]).ids == row["prompt_ids"]
+        for one in tokenizers:
+            ids = one.encode(row["text"], add_special_tokens=True, parse_special=False)
+            assert ids == row["prompt_ids"]
+    assert [back.values[key] for key in KEPT] == [own.metadata.boolean(key) for key in KEPT]

@@ -143,6 +143,33 @@ def test_likeliest_pieces_go_there_and_back(is_metaspace: bool) -> None:
     assert own.table().token_bytes[1:] == second.table().token_bytes[1:]
 
 
+def test_markers_that_take_blanks_go_there_and_back() -> None:
+    source = folder_of(FakeSource(values=bare()))
+
+    def change(file: dict[str, Any]) -> None:
+        by_text = {token["content"]: token for token in file["added_tokens"]}
+        by_text["<start_of_turn>"]["rstrip"] = True
+        by_text["<tool_call>"]["lstrip"] = True
+
+    folder = changed(source, change)
+    there = file_of(folder)
+    assert there.values["insitu.tokenizer.lstrip"] == [tiny.ID["<tool_call>"]]
+    assert there.values["insitu.tokenizer.rstrip"] == [tiny.ID["<start_of_turn>"]]
+    back = folder_of(there)
+    own, second, third = map(load_tokenizer, (folder, there, back))  # type: ignore[arg-type]
+    for text in ("a \n<tool_call> b", "<start_of_turn>\n hello <end_of_turn>\n"):
+        ids = ids_of(own, text)
+        assert ids == ids_of(second, text) == ids_of(third, text)
+        assert ids != ids_of(load_tokenizer(source), text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", [[tiny.ID["he"]], [len(tiny.ID)], ["<s>"]])
+def test_what_takes_blanks_must_be_a_marker(ids: list[Any]) -> None:
+    pairs = {**bare(), "insitu.tokenizer.rstrip": ids}
+    with pytest.raises(ModelFileError, match=r"insitu\.tokenizer\.rstrip"):
+        load_tokenizer(FakeSource(values=pairs))  # type: ignore[arg-type]
+
+
 def test_a_file_that_comes_back_has_its_types_and_flags() -> None:
     own = bare(add_eos_token=True)
     back = file_of(folder_of(FakeSource(values=own))).values

@@ -38,6 +38,8 @@ _TEXT_KEYS = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
+# Our own keys: ids of markers that take the white space before them, and after.
+LSTRIP, RSTRIP = "insitu.tokenizer.lstrip", "insitu.tokenizer.rstrip"
 _NAME_KEYS = (*_END_KEYS, *_TEXT_KEYS.values())
 
 
@@ -74,6 +76,7 @@ def _vocabulary(tokens: GGUFTokens, encoder: Encoder) -> Vocabulary:
         encode_plain=encoder.encode_plain,
         spell=encoder.spell,
         byte_of=tokens.byte_of,
+        eats_before=_flagged(tokens, LSTRIP) or frozenset(),
         eats_after=_eats_after(tokens, added),
         missing_bytes=encoder.missing_bytes,
         prefix_ids=prefix_ids,
@@ -109,12 +112,28 @@ def _end_ids(
 
 
 def _eats_after(tokens: GGUFTokens, added: dict[str, int]) -> frozenset[str]:
-    """Phi-3's markers take the line end that follows; GGUF has no key that says so."""
+    """Phi-3's markers take the line end that follows; GGUF has no key that says so but ours."""
+    flagged = _flagged(tokens, RSTRIP)
+    if flagged is not None:
+        return flagged
     architecture = tokens.metadata.string("general.architecture", "")
     name = tokens.metadata.string("general.name", "")
     if architecture != "phi3" and not name.lower().startswith(("phi3", "phi-3")):
         return frozenset()
     return frozenset(added) - {"<unk>", "<s>", "<|endoftext|>"}
+
+
+def _flagged(tokens: GGUFTokens, key: str) -> frozenset[str] | None:
+    """Markers that one of our own keys lists, if the file has it."""
+    ids = tokens.metadata.integers(key, None, minimum=0, maximum=len(tokens.pieces) - 1)
+    if ids is None:
+        return None
+    whole = {*tokens.of(TokenType.CONTROL), *tokens.of(TokenType.USER_DEFINED)}
+    for index, token_id in enumerate(ids):
+        if token_id not in whole:
+            message = f"is {token_id}, which is no token that is matched as a whole"
+            raise tokens.metadata.fault(f"{key}[{index}]", message)
+    return frozenset(map(tokens.pieces.__getitem__, ids))
 
 
 def _around(tokens: GGUFTokens, encoder: Encoder) -> tuple[tuple[int, ...], tuple[int, ...]]:

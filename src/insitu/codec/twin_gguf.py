@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from insitu.codec.gguf_tokens import KEY
+from insitu.codec.gguf_vocabulary import LSTRIP, RSTRIP
 from insitu.codec.template_files import DEFAULT, read_texts
 from insitu.codec.tokenizer_steps import FILE, TokenizerFile
 from insitu.codec.twin_gguf_parts import unknown_of, values_of
@@ -45,7 +46,7 @@ def gguf_values(source: TensorSource, known: Vocabulary, num_rows: int) -> dict[
         "add_bos_token": bool(known.prefix_ids),
         "add_eos_token": bool(known.suffix_ids),
     }
-    own = values_of(file, known, num_tokens)
+    own = {**values_of(file, known, num_tokens), **_flags(known)}
     return {**own, **{KEY + name: value for name, value in values.items()}, **_templates(source)}
 
 
@@ -60,6 +61,13 @@ def _types(file: TokenizerFile, known: Vocabulary) -> list[int]:
         kinds[whole[unknown]] = TokenType.UNKNOWN
     normal = TokenType.NORMAL
     return [kinds.get(token_id, normal).value for token_id in range(len(known.pieces))]
+
+
+def _flags(known: Vocabulary) -> dict[str, list[int]]:
+    """Markers that take the white space beside them."""
+    whole = {**known.added, **known.texts}
+    eaters = {LSTRIP: known.eats_before, RSTRIP: known.eats_after}
+    return {key: sorted(whole[text] for text in texts) for key, texts in eaters.items() if texts}
 
 
 def _named(file: TokenizerFile, known: Vocabulary) -> dict[str, int]:

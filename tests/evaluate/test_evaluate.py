@@ -115,6 +115,19 @@ def test_float_weights_are_their_own_definition_and_8_bit_inputs_are_not(tmp_pat
     assert 1e-6 < far.kl_mean < 0.05
 
 
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_keys_and_values_of_8_bits_judge_a_text_nearly_alike(
+    tmp_path: Path, head_dim: int, window: int
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    pairs = {"llama.attention.sliding_window": window}
+    write_gguf(path, block_types=BlockType.F32, head_dim=head_dim, pairs=pairs)
+    wide, narrow = (run(path, how=How(WINDOW, dtype)).report for dtype in ("f32", "int8"))
+    assert narrow.perplexity != wide.perplexity
+    assert narrow.perplexity == pytest.approx(wide.perplexity, rel=0.02)
+
+
 def test_what_cannot_be_judged_is_named(tmp_path: Path) -> None:
     path, other, text = tmp_path / "a.gguf", tmp_path / "b.gguf", tmp_path / "text"
     write_gguf(path)

@@ -23,6 +23,7 @@ from insitu.kernels.passes import lower
 from insitu.kernels.reference import Reference
 from insitu.models.kv_cache import kv_layout
 from insitu.models.load import LoadedModel, load_model
+from insitu.weights.errors import ModelFileError
 from insitu.weights.source import open_source
 
 if TYPE_CHECKING:
@@ -117,6 +118,66 @@ def test_a_config_as_transformers_saves_it_says_the_same(name: str, tmp_path: Pa
     answer, length = recorded(name), CASES[name].max_model_len
     write_folder(tmp_path, answer["config"], weights(answer["shapes"]))
     assert load_model(open_source(tmp_path), length).spec == load(name, tmp_path / "own").spec
+
+
+# What transformers takes where a config.json is silent, which is not what it takes null for.
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "default"},
+    "sliding_attention": {"rope_type": "default"},
+}
+SILENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("gemma2", {"attn_logit_softcapping": ...}, {"attn_logit_softcapping": 50.0}),
+    ("gemma2", {"final_logit_softcapping": ...}, {"final_logit_softcapping": 30.0}),
+    ("gemma2", {"query_pre_attn_scalar": ...}, {"query_pre_attn_scalar": 256}),
+    ("gemma2", {"sliding_window": ...}, {"sliding_window": 4096}),
+    ("gemma3", {"query_pre_attn_scalar": ...}, {"query_pre_attn_scalar": 256}),
+    ("gemma3", {"sliding_window": ...}, {"sliding_window": 4096}),
+    ("gemma3", {"rope_theta": ..., "rope_local_base_freq": ...}, {}),
+    (
+        "gemma3",
+        {"rope_theta": ..., "rope_local_base_freq": ..., "rope_parameters": GEMMA3_ROPES},
+        {},
+    ),
+    (
+        "gemma3",
+        {
+            "rope_theta": ...,
+            "rope_local_base_freq": ...,
+            "rope_parameters": {"full_attention": GEMMA3_ROPES["full_attention"]},
+        },
+        {},
+    ),
+    ("mistral", {"sliding_window": ...}, {"sliding_window": 4096}),
+    ("mixtral", {"sliding_window": ...}, {"sliding_window": None}),
+    ("phi3", {"sliding_window": ...}, {"sliding_window": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "silent", "meant"), SILENCES)
+def test_a_silent_config_means_what_transformers_takes_it_for(
+    name: str, silent: dict[str, Any], meant: dict[str, Any], tmp_path: Path
+) -> None:
+    tensors = weights(recorded(name)["shapes"])
+    specs = []
+    for index, changes in enumerate((silent, meant)):
+        config = {**CASES[name].config_json(), **changes}
+        config = {key: value for key, value in config.items() if value is not ...}
+        write_folder(tmp_path / str(index), config, tensors)
+        specs.append(load_model(open_source(tmp_path / str(index))).spec)
+    assert specs[0] == specs[1]
+
+
+def test_a_cap_that_is_null_is_none(tmp_path: Path) -> None:
+    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    config = {**CASES["gemma2"].config_json(), **caps}
+    write_folder(tmp_path, config, weights(recorded("gemma2")["shapes"]))
+    spec = load_model(open_source(tmp_path)).spec
+    assert (spec.attention.soft_cap, spec.multipliers.logit_soft_cap) == (0, 0)
+    # Gemma 3 has no caps; other programs differ in what they make of one.
+    config = {**CASES["gemma3"].config_json(), "attn_logit_softcapping": 2.0}
+    write_folder(tmp_path, config, weights(recorded("gemma3")["shapes"]))
+    with pytest.raises(ModelFileError, match="attn_logit_softcapping: is not supported"):
+        load_model(open_source(tmp_path))
 
 
 # What GGUF cannot say: theta that follows a length; which layers are dense, or have a window; how

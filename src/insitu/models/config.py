@@ -122,10 +122,17 @@ def norm_of(keys: Keys, kind: NormKind = "rms") -> NormSpec:
     return NormSpec(kind, keys.number(*names, least=1e-12, most=1.0))
 
 
-def window_of(keys: Keys) -> int:
-    """The window that some layers have; 0: none."""
+def window_of(keys: Keys, default: int = 0) -> int:
+    """The window that some layers have, the family's own where a file is silent; 0: none."""
     names = "attention.sliding_window", "sliding_window"
-    return keys.integer(*names, 0, least=0, most=MAX_MODEL_LEN)
+    default = 0 if keys.is_null(*names) else default
+    return keys.integer(*names, default, least=0, most=MAX_MODEL_LEN)
+
+
+def cap_of(keys: Keys, name: str, default: float) -> float:
+    """A cap by its name in both formats, the family's own where a file is silent; 0: none."""
+    default = 0.0 if keys.is_null(name, name) else default
+    return keys.number(name, name, default, least=0.0)
 
 
 def windows_of(keys: Keys, window: int, has_window: Sequence[bool]) -> tuple[int, ...]:

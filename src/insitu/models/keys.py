@@ -100,6 +100,11 @@ class Keys:
         key = self.key(gguf, config)
         return key is not None and self.metadata.has(key)
 
+    def is_null(self, gguf: str | None, config: str | None) -> bool:
+        """Whether the file says that there is none; a key that is absent says nothing."""
+        key = self.key(gguf, config)
+        return key is not None and key in self.metadata.keys() and not self.metadata.has(key)  # noqa: SIM118
+
     def integer(
         self,
         gguf: str | None,

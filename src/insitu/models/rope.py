@@ -77,9 +77,11 @@ class RopeReader:
             return self._read_gguf(head_dim, pairing, theta)
         return self._read_config(head_dim, pairing, theta, rotary)
 
-    def read_mapping(self, rope: Metadata, head_dim: int, pairing: Pairing) -> RopeSpec:
-        """One of several ropes that a config.json describes side by side."""
-        theta = rope.number("rope_theta", DEFAULT_THETA, minimum=1e-6, maximum=1e30)
+    def read_mapping(
+        self, rope: Metadata, head_dim: int, pairing: Pairing, theta: float
+    ) -> RopeSpec:
+        """One of several ropes that a config.json describes; ``theta`` where it is silent."""
+        theta = rope.number("rope_theta", theta, minimum=1e-6, maximum=1e30)
         return self._of_kind(rope, _kind(rope), RopeSpec(theta, head_dim, pairing))
 
     # --- config.json ---------------------------------------------------------------------------

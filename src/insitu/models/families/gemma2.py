@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from insitu.models.config import (
     attention_of,
     biases_of,
+    cap_of,
     decoder_of,
     mlp_of,
     norm_of,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("gemma2", "Gemma2ForCausalLM")
 # A GGUF file does not say that its largest model scales scores by hidden_size / num_heads.
 LAYERS_OF_LARGEST = 46
+# Where a file is silent.
+WINDOW, SCALAR, CAP, LOGIT_CAP = 4096, 256.0, 50.0, 30.0
 NAMES = {
     "gguf": replace(
         GGUF_NAMES, post_attention_norm="post_attention_norm", post_mlp_norm="post_ffw_norm"
@@ -55,13 +58,15 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     keys = Keys(source, "gemma2")
     hidden_size = keys.integer("embedding_length", "hidden_size")
     num_layers = num_layers_of(keys)
-    scalar = keys.number(None, "query_pre_attn_scalar", None)
+    scalar_key = (None, "query_pre_attn_scalar")
+    silent = None if keys.is_gguf or keys.is_null(*scalar_key) else SCALAR
+    scalar = keys.number(*scalar_key, silent)
     if keys.is_gguf and num_layers == LAYERS_OF_LARGEST:
         scalar = hidden_size / keys.integer("attention.head_count", None)
     attention = attention_of(
         keys,
         scale=None if scalar is None else 1 / math.sqrt(scalar),
-        soft_cap=keys.number("attn_logit_softcapping", "attn_logit_softcapping", 0.0),
+        soft_cap=cap_of(keys, "attn_logit_softcapping", CAP),
     )
     keys.tell("query_pre_attn_scalar", scalar or attention.head_dim)
     keys.must_be_off("use_bidirectional_attention")
@@ -69,7 +74,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     rope = RopeReader(keys, asked_len)
     turned = rope.read(attention.head_dim, "halves")
     mlp = mlp_of(keys, activation="gelu", key="hidden_activation")
-    windows = windows_of(keys, window_of(keys), [i % 2 == 0 for i in range(num_layers)])
+    windows = windows_of(keys, window_of(keys, WINDOW), [i % 2 == 0 for i in range(num_layers)])
     return decoder_of(
         keys,
         attention=attention,
@@ -77,7 +82,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
         norm=norm_of(keys),
         multipliers=Multipliers(
             embedding=math.sqrt(hidden_size),
-            logit_soft_cap=keys.number("final_logit_softcapping", "final_logit_softcapping", 0.0),
+            logit_soft_cap=cap_of(keys, "final_logit_softcapping", LOGIT_CAP),
         ),
         max_model_len=rope.max_model_len,
     )

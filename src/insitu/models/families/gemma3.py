@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("gemma3", "Gemma3ForCausalLM")
 PATTERN = 6  # the last of so many layers sees all positions
 THETA, LOCAL_THETA = 1e6, 1e4
+# Where a config.json is silent.
+WINDOW, SCALAR = 4096, 256.0
 # A GGUF file does not say that its largest model scales scores by hidden_size / num_heads.
 LAYERS_OF_LARGEST = 62
 NAMES = {
@@ -64,12 +66,13 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     keys = Keys(source, "gemma3")
     num_layers = num_layers_of(keys)
     hidden_size = keys.integer("embedding_length", "hidden_size")
-    scalar = keys.number(None, "query_pre_attn_scalar", None)
+    scalar_key = (None, "query_pre_attn_scalar")
+    silent = None if keys.is_gguf or keys.is_null(*scalar_key) else SCALAR
+    scalar = keys.number(*scalar_key, silent)
     if keys.is_gguf and num_layers == LAYERS_OF_LARGEST:
         scalar = hidden_size / keys.integer("attention.head_count", None)
     scale = None if scalar is None else 1 / math.sqrt(scalar)
-    soft_cap = keys.number(None, "attn_logit_softcapping", 0.0)
-    attention = attention_of(keys, scale=scale, soft_cap=soft_cap)
+    attention = attention_of(keys, scale=scale)
     keys.tell("query_pre_attn_scalar", scalar or attention.head_dim)
     keys.must_be_off("use_bidirectional_attention")
     keys.ignore("attention_bias")
@@ -81,7 +84,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     mlp = mlp_of(keys, activation="gelu", key="hidden_activation")
     layers = [
         LayerSpec(local if window else turned, mlp, window)
-        for window in windows_of(keys, window_of(keys), where)
+        for window in windows_of(keys, window_of(keys, 0 if keys.is_gguf else WINDOW), where)
     ]
     return decoder_of(
         keys,
@@ -102,9 +105,11 @@ def _ropes(keys: Keys, rope: RopeReader, head_dim: int) -> tuple[RopeSpec, RopeS
     kinds = None if told is None else told.mapping("full_attention")
     if told is not None and kinds is not None:
         keys.ignore("rope_parameters")
-        local = told.mapping("sliding_attention") or kinds
-        whole = rope.read_mapping(kinds, head_dim, "halves")
-        return whole, rope.read_mapping(local, head_dim, "halves")
+        whole = rope.read_mapping(kinds, head_dim, "halves", THETA)
+        near = told.mapping("sliding_attention")
+        if near is None:
+            return whole, RopeSpec(LOCAL_THETA, head_dim, "halves")
+        return whole, rope.read_mapping(near, head_dim, "halves", LOCAL_THETA)
     theta = keys.number("rope.freq_base_swa", "rope_local_base_freq", LOCAL_THETA)
     return rope.read(head_dim, "halves", theta=THETA), RopeSpec(theta, head_dim, "halves")
 

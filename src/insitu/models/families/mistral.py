@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from insitu.weights.source import TensorSource
 
 ARCHITECTURES = ("MistralForCausalLM",)
+WINDOW = 4096  # where a config.json is silent
 TWINS = (Twin("llama", "MistralForCausalLM", "mistral", PLAIN_NAMES, {}),)
 
 
@@ -36,7 +37,7 @@ def spec_from(source: TensorSource, asked_len: int | None) -> DecoderSpec:
     """Read the decoder's numbers, refusing what this family does not do."""
     keys = Keys(source, "mistral")
     rope, attention = RopeReader(keys, asked_len), attention_of(keys)
-    windows = windows_of(keys, window_of(keys), [True] * num_layers_of(keys))
+    windows = windows_of(keys, window_of(keys, WINDOW), [True] * num_layers_of(keys))
     turned, mlp = rope.read(attention.head_dim, "halves"), mlp_of(keys)
     return decoder_of(
         keys,

@@ -93,11 +93,6 @@ struct Walk {
   }
 };
 
-template <size_t Bytes, int Step = 64>
-static INSITU_INLINE void fetch(const uint8_t* at) {
-  INSITU_UNROLL for (size_t i = 0; i < Bytes; i += Step) __builtin_prefetch(at + i, 0, 3);
-}
-
 static INSITU_INLINE void begin_even(const uint8_t* inputs, int stride, const uint8_t* weights) {
   _tile_zero(0);
   _tile_loadd(4, inputs, stride);
@@ -162,17 +157,14 @@ __attribute__((noinline)) static void multiply_tile_32(const uint8_t* w, int k, 
   Walk packed{w, w + 64, Lines::kGroupBytes, groups}, inputs{a, a, R * kRecord32, groups};
   int unpacked = 0, begun = 0;
   const auto unpack = [&]() INSITU_INLINE_LAMBDA {
-    fetch<Lines::kGroupBytes, 128>(packed.at + 4 * Lines::kGroupBytes);  // each half its own lines
     Lines::unpack(packed.at, ring[unpacked++ % kRing]);
     packed.advance();
   };
   const auto even = [&]() INSITU_INLINE_LAMBDA {
-    fetch<R * kRecord32>(inputs.at + 2 * R * kRecord32);
     begin_even(inputs.at, 32, ring[begun++ % kRing]);
     inputs.advance();
   };
   const auto odd = [&]() INSITU_INLINE_LAMBDA {
-    fetch<R * kRecord32>(inputs.at + 2 * R * kRecord32);
     begin_odd(inputs.at, 32, ring[begun++ % kRing]);
     inputs.advance();
   };

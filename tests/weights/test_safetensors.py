@@ -17,6 +17,7 @@ import safetensors
 import safetensors.numpy
 from tiny_model import write_gguf, write_safetensors
 
+from insitu.codec.tokenizer import load_tokenizer
 from insitu.kernels.blocks import BlockType
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 from insitu.weights.safetensors import SafetensorsFile
@@ -330,6 +331,22 @@ def test_config_json_is_read_strictly(tmp_path: Path, config: bytes) -> None:
     (tmp_path / "model" / "config.json").write_bytes(config)
     with pytest.raises(ModelFileError, match=r"config\.json"):
         open_source(tmp_path / "model")
+
+
+@pytest.mark.parametrize("part", [b"[],", b"{},", b'"ab",'])
+def test_a_member_that_would_become_large_objects_is_refused_before(
+    tmp_path: Path, part: bytes
+) -> None:
+    write_safetensors(tmp_path / "model")
+    with (tmp_path / "model" / "tokenizer.json").open("wb") as file:
+        file.write(b'{"a":[' + part * ((40 << 20) // len(part)) + b"0]}")
+    source = open_source(tmp_path / "model")
+    tracemalloc.start()
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: holds more than"):
+        load_tokenizer(source)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 128 << 20
 
 
 def test_a_file_beside_its_config_is_opened_with_it(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Parse a file's JSON object: no duplicate names, no NaN, no other encoding than UTF-8.
+"""Parse a file's JSON object: no duplicate names, no NaN, no other encoding than UTF-8; counted
+before anything is made of it.
 
 Not here: requests (``server`` parses those) or what keys mean.
 """
@@ -14,12 +15,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Several times what the largest vocabulary has. A small text can become large objects.
+MAX_CONTAINERS = 2 << 20
+MAX_VALUES = 6 << 20
+
+
 class _BadJSONError(ValueError):
     pass
 
 
 def parse_object(path: Path, where: str, raw: bytes) -> dict[str, Any]:
     """The object that ``raw`` is; a fault names file and place."""
+    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS or raw.count(b",") > MAX_VALUES:
+        message = f"holds more than {MAX_CONTAINERS} objects and lists, or {MAX_VALUES} values"
+        raise ModelFileError(path, where, message)
     try:
         value = json.loads(
             raw.decode(), object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant

@@ -10,13 +10,13 @@ all its characters are the template's. Text without added tokens encodes in one 
 from __future__ import annotations
 
 import gc
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from insitu.codec import gguf_vocabulary, tokenizer_json
+from insitu.codec.spellings import Spellings
 from insitu.codec.vocabulary import UnencodableText
 from insitu.heap import give_back
 from insitu.refusal import Refusal
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from insitu.codec.vocabulary import Vocabulary
     from insitu.weights.tensors import TensorSource
 
-_NO_MATCH = re.compile(r"(?!)")
 # NFC makes UTF-8 at most so many times shorter (three Hangul letters become one syllable).
 _NFC_SHRINKS = 3
 
@@ -92,8 +91,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._size = max(len(vocabulary.pieces), num_rows)
         self._whole_ids = frozenset((*vocabulary.added.values(), *vocabulary.texts.values()))
-        self._added = _any_of(vocabulary.added)
-        self._texts = _any_of(vocabulary.texts)
+        self._added = Spellings(vocabulary.added)
+        self._texts = Spellings(vocabulary.texts)
         self._bytes: dict[int, bytes] = {}
 
     @property
@@ -159,13 +158,13 @@ class Tokenizer:
         eats = False
         for text, from_template in _joined(pieces):
             at = 0
-            for match in self._added.finditer(text) if from_template else ():
-                before = text[at : match.start()]
+            for start, token in self._added.find(text) if from_template else ():
+                before = text[at:start]
                 plain.append(before.lstrip() if eats else before)
-                self._encode_stretch(plain, ids, ends_bare=match.group() in known.eats_before)
-                ids.append(known.added[match.group()])
-                at = match.end()
-                eats = match.group() in known.eats_after
+                self._encode_stretch(plain, ids, ends_bare=token in known.eats_before)
+                ids.append(known.added[token])
+                at = start + len(token)
+                eats = token in known.eats_after
             rest = text[at:].lstrip() if eats else text[at:]
             eats = eats and not rest
             plain.append(rest)
@@ -182,10 +181,10 @@ class Tokenizer:
         dummy = self._vocabulary.dummy_space
         begins = dummy == "always" or (dummy == "first" and not ids)
         at = 0
-        for match in self._texts.finditer(text):
-            self._encode_plain(text[at : match.start()], ids, begins=begins)
-            ids.append(self._vocabulary.texts[match.group()])
-            at, begins = match.end(), False
+        for start, token in self._texts.find(text):
+            self._encode_plain(text[at:start], ids, begins=begins)
+            ids.append(self._vocabulary.texts[token])
+            at, begins = start + len(token), False
         self._encode_plain(text[at:] if at else text, ids, begins=begins)
 
     def _encode_plain(self, text: str, ids: list[int], *, begins: bool) -> None:
@@ -247,8 +246,7 @@ class Tokenizer:
 
     def spells_added_token(self, text: str) -> str | None:
         """The first added token that the text would spell if it were recognised."""
-        match = self._added.search(text)
-        return match.group() if match else None
+        return next((token for _, token in self._added.find(text)), None)
 
     def _spell(self, token_id: int) -> bytes:
         vocabulary = self._vocabulary
@@ -262,12 +260,6 @@ class Tokenizer:
         if token_id in vocabulary.byte_of:
             return bytes((vocabulary.byte_of[token_id],))
         return vocabulary.spell(vocabulary.pieces[token_id])
-
-
-def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
-    # Longest first: an alternation takes the first that fits.
-    longest_first = sorted(spellings, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NO_MATCH
 
 
 def _unencodable(character: str) -> Refusal:

@@ -19,6 +19,7 @@ from tiny_model import write_gguf, write_safetensors
 
 from insitu.codec.tokenizer import load_tokenizer
 from insitu.kernels.blocks import BlockType
+from insitu.models.load import load_model
 from insitu.weights.errors import ModelFileError, UnsupportedModelError
 from insitu.weights.safetensors import SafetensorsFile
 from insitu.weights.source import open_source
@@ -347,6 +348,29 @@ def test_a_member_that_would_become_large_objects_is_refused_before(
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 128 << 20
+
+
+def test_what_is_no_model_of_either_format_says_what_to_do(tmp_path: Path) -> None:
+    folder, lone = tmp_path / "model", tmp_path / "pytorch_model.bin"
+    folder.mkdir()
+    with pytest.raises(ModelFileError, match=r"holds no \.gguf file and no model\.safetensors$"):
+        open_source(folder)
+    for path in (folder / "pytorch_model.bin", lone):
+        path.write_bytes(b"PK\3\4" + bytes(100))
+    with pytest.raises(ModelFileError, match=r"only pytorch_model\.bin; pickles are never opened"):
+        open_source(folder)
+    with pytest.raises(ModelFileError, match="neither GGUF nor safetensors; pickles are never"):
+        open_source(lone)
+    lone.write_bytes(b"")
+    with pytest.raises(ModelFileError, match="file: is empty"):
+        open_source(lone)
+    write_safetensors(tmp_path / "whole")
+    alone = (tmp_path / "whole" / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    with pytest.raises(ModelFileError, match=r"config\.json: is not beside the weights"):
+        load_model(open_source(alone))
+    write_gguf(tmp_path / "whole" / "model.safetensors")
+    with pytest.raises(ModelFileError, match="is a GGUF file, not safetensors"):
+        open_source(tmp_path / "whole")
 
 
 def test_a_file_beside_its_config_is_opened_with_it(tmp_path: Path) -> None:

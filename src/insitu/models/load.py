@@ -83,6 +83,9 @@ def family_of(source: TensorSource) -> tuple[str, ModuleType]:
         architecture = keys.string(where)
     else:
         where = "architectures"
+        if not keys.has(where) and source.file("config.json") is None:
+            message = "is not beside the weights: a safetensors model is its whole folder"
+            raise refuse(source, "config.json", message)
         names = keys.strings(where)
         if len(names) != 1:
             raise refuse(source, where, f"names {len(names)} architectures, not one")

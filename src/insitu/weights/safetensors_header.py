@@ -44,6 +44,10 @@ def read_header(path: Path, data: memoryview) -> dict[str, Entry]:
     where = "header length at offset 0"
     if len(data) < 8:
         raise ModelFileError(path, where, f"needs 8 bytes, with {len(data)} left")
+    if bytes(data[:4]) == b"GGUF":
+        raise ModelFileError(
+            path, "magic at offset 0", "is a GGUF file, not safetensors: rename it"
+        )
     length = int.from_bytes(data[:8], "little")
     if length > len(data) - 8:
         raise ModelFileError(path, where, f"is {length}, with {len(data) - 8} bytes left")

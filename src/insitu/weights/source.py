@@ -19,6 +19,9 @@ from insitu.weights.tensors import TensorInfo, TensorSource
 if TYPE_CHECKING:
     from pathlib import Path
 
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NO_PICKLE = "pickles are never opened: save the model as safetensors"
+
 __all__ = ["TensorInfo", "TensorSource", "open_source"]
 
 
@@ -41,16 +44,24 @@ def open_source(path: Path) -> TensorSource:
         return open_gguf(path)
     if start[8:] == b"{" or path.suffix == ".safetensors":
         return with_plain_linears(SafetensorsFile(path))
-    raise ModelFileError(path, "magic at offset 0", "is neither GGUF nor safetensors")
+    if not start:
+        raise ModelFileError(path, "file", "is empty")
+    hint = f"; {_NO_PICKLE}" if path.suffix in _PICKLES else ""
+    raise ModelFileError(path, "magic at offset 0", f"is neither GGUF nor safetensors{hint}")
 
 
 def _only_gguf(folder: Path) -> Path:
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".gguf"))
+        listed = sorted(os.listdir(folder))
     except OSError as error:
         raise ModelFileError(folder, "folder", f"cannot be read: {error.strerror}") from error
+    names = [name for name in listed if name.endswith(".gguf")]
     if (first := first_of_split(names)) is not None:
         return member(folder, first)
+    if not names:
+        pickled = next((name for name in listed if name.endswith(_PICKLES)), None)
+        hint = "" if pickled is None else f", only {pickled}; {_NO_PICKLE}"
+        raise ModelFileError(folder, "folder", f"holds no .gguf file and no {WEIGHTS}{hint}")
     if len(names) != 1:
         raise ModelFileError(
             folder, "folder", f"holds {len(names)} .gguf files and no {WEIGHTS}; name one file"

@@ -61,9 +61,7 @@ class Engine:
 def build_engine(file: TokenizerFile, normal: dict[str, int], added: dict[str, int]) -> Engine:
     """The engine of a file whose ``normal`` tokens are text and whose ``added`` ones are not."""
     model = file.values["model"]
-    kind = model.get("type")
-    if kind is None:
-        kind = "BPE" if "merges" in model else "Unigram"
+    kind = file.model_kind()
     builders = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _word_piece}
     if not isinstance(kind, str) or kind not in builders:
         raise file.unsupported("model.type", kind)

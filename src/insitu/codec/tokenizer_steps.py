@@ -43,6 +43,12 @@ class TokenizerFile:
             raise self.fault(part, "is not an object")
         return steps
 
+    def model_kind(self) -> object:
+        """What ``model.type`` says, or what a file that leaves it out means; not checked."""
+        model = self.values["model"]
+        kind = model.get("type")
+        return kind if kind is not None else "BPE" if "merges" in model else "Unigram"
+
     def known_steps(self, part: str, inner: str, known: frozenset[str]) -> list[dict[str, Any]]:
         """A part's steps, each of a type known."""
         steps = self.steps(part, inner)

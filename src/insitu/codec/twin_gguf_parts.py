@@ -47,10 +47,7 @@ def unknown_of(file: TokenizerFile, known: Vocabulary) -> str | None:
 
 
 def _kind(file: TokenizerFile) -> str:
-    model = file.values["model"]
-    if is_byte_level(file):
-        return "ByteLevel"
-    return str(model.get("type") or ("BPE" if "merges" in model else "Unigram"))
+    return "ByteLevel" if is_byte_level(file) else str(file.model_kind())
 
 
 # --- byte-level ----------------------------------------------------------------------------------

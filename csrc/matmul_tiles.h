@@ -231,6 +231,15 @@ __attribute__((noinline)) static void unpack_panel(const uint8_t* w, int groups,
   }
 }
 
+static INSITU_INLINE void start_rows(int rows, float (*sums)[kBlockOutputs]) {
+  for (int r = 0; r < rows; r++) fstore(sums[r], fzero()), fstore(sums[r] + 16, fzero());
+}
+
+static void finish_rows(RowTile t, const float (*sums)[kBlockOutputs], const Output& y) {
+  for (int r = 0; r < t.rows; r++)
+    for (int half = 0; half < 2; half++) finish(fload(sums[r] + 16 * half), 16 * half, t.first + r, y);
+}
+
 template <bool HasMin, int R>
 __attribute__((noinline)) static void add_panel_32(const Panel32& p, int groups, const uint8_t* a,
                                                    float (*sums)[kBlockOutputs]) {
@@ -274,21 +283,6 @@ __attribute__((noinline)) static void add_panel_32(const Panel32& p, int groups,
   }
 }
 
-// Rows of the output, and of what is added to it, lie far apart: they are fetched while their sums are made.
-static void prefetch_outputs(RowTile t, const Output& y) {
-  const Epilogue& e = *y.epilogue;
-  for (int row = t.first; row < t.first + t.rows; row++)
-    for (int half = 0; half < 2; half++) {
-      __builtin_prefetch(y.out + row * y.stride + y.first_output + 16 * half, 1);
-      if (e.residual) __builtin_prefetch(e.residual + row * e.residual_stride + y.first_output + 16 * half);
-    }
-}
-
-static void finish_rows(RowTile t, const float (*sums)[kBlockOutputs], const Output& y) {
-  for (int r = 0; r < t.rows; r++)
-    for (int half = 0; half < 2; half++) finish(fload(sums[r] + 16 * half), 16 * half, t.first + r, y);
-}
-
 // f(R), R a constant, of as many rows as near_equal makes tiles of: no fewer than half of the most.
 template <int R = kWideRows, class F>
 static INSITU_INLINE void with_rows(int rows, const F& f) {
@@ -308,9 +302,9 @@ static INSITU_INLINE void multiply_panels(const PackedSegment& w, const uint8_t*
   const int tiles = num_row_tiles(x.num_rows, Group);
   const int all_groups = w.k / Group, most = kPanelInputs<Group> / Group, panels = (all_groups + most - 1) / most;
   const size_t group_bytes = w.block_bytes / all_groups, record = quantized_row_bytes(Group, Group);
-  for (int t0 = 0; t0 < tiles; t0 += kPanelTiles) {
-    const int t1 = t0 + kPanelTiles < tiles ? t0 + kPanelTiles : tiles;
-    __builtin_memset(sums, 0, (t1 - t0) * sizeof sums[0]);
+  const int together = panels == 1 ? tiles : kPanelTiles;  // of one panel no sums wait: all tiles use the same lines
+  for (int t0 = 0; t0 < tiles; t0 += together) {
+    const int t1 = t0 + together < tiles ? t0 + together : tiles;
     for (int panel = 0; panel < panels; panel++) {
       const RowTile part = near_equal(all_groups, panels, panel);
       const int groups = part.rows, first = part.first;
@@ -319,14 +313,14 @@ static INSITU_INLINE void multiply_panels(const PackedSegment& w, const uint8_t*
       const uint8_t* next = block + (first + groups) * group_bytes;
       const int lines = static_cast<int>(groups * group_bytes / 64);
       for (int t = t0, configured = 0; t < t1; t++) {
-        const RowTile tile = row_tile(x.num_rows, Group, t);
+        const RowTile tile = near_equal(x.num_rows, tiles, t);
         if (tile.rows != configured) TileConfig(configured = tile.rows, kTileInputs).load();
         const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, Group) +
                            static_cast<size_t>(first) * tile.rows * record;
-        const bool is_last = panel == panels - 1;
-        if (is_last) prefetch_outputs(tile, y);
-        add(tile.rows, groups, a, [&](int parts) { return Ahead::share(next, lines, t, tiles, parts); }, sums[t - t0]);
-        if (is_last) finish_rows(tile, sums[t - t0], y);
+        float(*of_tile)[kBlockOutputs] = sums[panels == 1 ? 0 : t - t0];
+        if (panel == 0) start_rows(tile.rows, of_tile);
+        add(tile.rows, groups, a, [&](int parts) { return Ahead::share(next, lines, t, tiles, parts); }, of_tile);
+        if (panel == panels - 1) finish_rows(tile, of_tile, y);
       }
     }
   }
@@ -352,7 +346,6 @@ static void multiply_wide_32(const PackedSegment& w, const uint8_t* block, const
   for (int t = 0, configured = 0; t < tiles; t++) {
     const RowTile tile = row_tile(x.num_rows, 32, t);
     if (tile.rows != configured) TileConfig(configured = tile.rows, 32).load();
-    prefetch_outputs(tile, y);
     const Ahead ahead = Ahead::share(block + w.block_bytes, lines, t, tiles, w.k / 32);
     const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, 32);
     with_rows(tile.rows, [&](auto r) { multiply_tile_32<Lines, r>(block, w.k, a, tile.first, ahead, y); });

@@ -30,9 +30,16 @@ constexpr int kRecord256 = 256 + 4 + 16 + 64;
 
 struct RowTile { int first, rows; };
 
-static inline RowTile near_equal(int num_rows, int64_t tiles, int tile) {
-  const int first = static_cast<int>(tile * int64_t{num_rows} / tiles);
-  return {first, static_cast<int>((tile + 1) * int64_t{num_rows} / tiles) - first};
+// The first `num_rows % tiles` tiles have one more: a loop over tiles divides once.
+static inline RowTile near_equal(int num_rows, int tiles, int tile) {
+  const int each = num_rows / tiles, longer = num_rows % tiles;
+  return {tile * each + (tile < longer ? tile : longer), each + (tile < longer)};
+}
+
+// The part that `row` is in.
+static inline RowTile near_equal_around(int num_rows, int tiles, int row) {
+  const int each = num_rows / tiles, longer = num_rows % tiles, in_longer = longer * (each + 1);
+  return near_equal(num_rows, tiles, row < in_longer ? row / (each + 1) : longer + (row - in_longer) / each);
 }
 
 static inline bool is_wide(int num_rows, int group) { return num_rows >= fewest_wide_rows(group); }
@@ -193,8 +200,7 @@ static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, 
 
 // One row of `num_rows`.
 static void quantize_row(const float* x, int num_rows, int k, int group, int row, uint8_t* out) {
-  const int64_t tiles = num_row_tiles(num_rows, group);
-  const RowTile t = row_tile(num_rows, group, static_cast<int>(((row + 1) * tiles - 1) / num_rows));
+  const RowTile t = near_equal_around(num_rows, num_row_tiles(num_rows, group), row);
   out += t.first * quantized_row_bytes(k, group);
   if (group == 32) quantize_row_32(x, k, row - t.first, t.rows, out);
   else quantize_row_256(x, k, row - t.first, t.rows, out);

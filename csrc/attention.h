@@ -11,8 +11,8 @@
 // A tile of many rows widens a few pages at a time to float32 (exact), into a panel in the first-level cache,
 // and all register tiles run over that; scores and outputs wait in memory meanwhile. One of few rows reads
 // the cache as it is. Software prefetch runs at two distances: half a chunk ahead from memory to the
-// second-level cache (values while keys are scored, the next keys while values are weighed), and, where
-// nothing is widened, a page or two ahead from there to the first.
+// second-level cache (values while keys are scored, the next keys while values are weighed; FarFetch), and,
+// where nothing is widened, a page or two ahead from there to the first.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +33,6 @@ constexpr int kRegisterTile = 3, kLargestTile = 3, kOutputVectors = 2;
 #endif
 constexpr int kWidenedRows = 2 * kRegisterTile + 1;  // from here on widening once costs less
 constexpr int kOutputColumns = 16 * kOutputVectors;
-constexpr int kPages = kChunkPositions / 16;
 constexpr int kPanelPages = 4;                       // of values, kOutputColumns of them
 // Of keys; never fewer than a register tile takes together.
 static inline int panel_pages(int dim) { return dim <= 64 ? 4 : 2; }
@@ -41,31 +40,6 @@ static inline int panel_pages(int dim) { return dim <= 64 ? 4 : 2; }
 static inline int clamp_to_chunk(int position) {
   return position < 0 ? 0 : position > kChunkPositions ? kChunkPositions : position;
 }
-
-// Where the 16 positions of each page of a chunk lie: keys [dim][16], values [16][value_stride].
-template <class T>
-struct ChunkPages {
-  const T* keys[kPages];
-  const T* values[kPages];
-  const float* key_scales[kPages];    // where is_scaled
-  const float* value_scales[kPages];
-  int num = 0, value_stride = 0;
-  bool is_scaled = false;             // int8 only
-
-  void find(const KvLayer& kv, const KvChunk& at) {
-    num = at.num_pages;
-    value_stride = kv.head_dim;
-    is_scaled = kv.type == KvType::I8;
-    for (int p = 0; p < num; p++) {
-      const int position = at.chunk * kChunkPositions + p * 16, offset = position % kv.block_size;
-      const HeadBlock<T> head = head_block<T>(kv, at.block_table[position / kv.block_size], at.kv_head);
-      keys[p] = head.keys + static_cast<size_t>(offset) * kv.head_dim;
-      values[p] = head.values + static_cast<size_t>(offset) * kv.head_dim;
-      key_scales[p] = head.key_scales + offset;
-      value_scales[p] = head.value_scales + offset;
-    }
-  }
-};
 
 struct PageRange {
   int begin, end;
@@ -181,7 +155,7 @@ struct RegisterTile {
   static constexpr int kTogether = Rows <= kRegisterTile && kRegisterTile > 3 ? 2 : 1;
 
   const ChunkPages<T>& pages;
-  const ChunkPages<T>* ahead;   // whose keys are fetched while values are weighed; nullptr: all lies in the first cache
+  FarFetch<T>* far;             // nullptr: all lies in the first cache
   const ChunkRows& rows;
   int row;
   PageRange range;
@@ -193,11 +167,11 @@ struct RegisterTile {
     f32x16 even[Rows][Pages], odd[Rows][Pages];
     INSITU_UNROLL for (int i = 0; i < Rows; i++)
       INSITU_UNROLL for (int u = 0; u < Pages; u++) even[i][u] = odd[i][u] = broadcast(0.0f);
-    const T *k[Pages], *far[Pages], *near[Pages];
+    const T *k[Pages], *near[Pages];
+    FarFetch<T> fetch = far ? *far : FarFetch<T>{};
     INSITU_UNROLL for (int u = 0; u < Pages; u++) {
       k[u] = pages.keys[p + u];
-      if (!ahead) continue;
-      far[u] = pages.values[p + u];
+      if (!far) continue;
       near[u] = p + Pages + u < range.end ? pages.keys[p + Pages + u] : pages.values[range.begin];
     }
     for (int d = 0; d < dim; d += 2) {
@@ -205,9 +179,10 @@ struct RegisterTile {
       INSITU_UNROLL for (int u = 0; u < Pages; u++) {
         k0[u] = E::load(k[u] + d * 16);
         k1[u] = E::load(k[u] + d * 16 + 16);
-        if (!ahead) continue;
-        __builtin_prefetch(far[u] + d * 16, 0, 2);
-        for (int line = 0; line < 32; line += kLine) __builtin_prefetch(near[u] + d * 16 + line);
+        for (int line = 0; far && line < 32; line += kLine) {
+          fetch.next();
+          __builtin_prefetch(near[u] + d * 16 + line);
+        }
       }
       INSITU_UNROLL for (int i = 0; i < Rows; i++) {
         const f32x16 q0 = broadcast(q[i * dim + d]), q1 = broadcast(q[i * dim + d + 1]);
@@ -215,6 +190,7 @@ struct RegisterTile {
         INSITU_UNROLL for (int u = 0; u < Pages; u++) odd[i][u] = fma(k1[u], q1, odd[i][u]);
       }
     }
+    if (far) *far = fetch;
     float* scores = rows.scores + row * kChunkPositions + p * 16;
     INSITU_UNROLL for (int i = 0; i < Rows; i++)
       INSITU_UNROLL for (int u = 0; u < Pages; u++)
@@ -256,18 +232,18 @@ struct RegisterTile {
   void weigh_positions(int d, int column, int first, int last) const {
     const ptrdiff_t stride = pages.value_stride, out_stride = kPartialHeader + rows.dim;
     float* out = rows.partial(row) + kPartialHeader + d;
+    FarFetch<T> fetch = far ? *far : FarFetch<T>{};
     f32x16 acc[Rows][Vectors];
     INSITU_UNROLL for (int i = 0; i < Rows; i++)
       INSITU_UNROLL for (int j = 0; j < Vectors; j++) acc[i][j] = loadu(out + i * out_stride + 16 * j);
     for (int p = first / 16; p * 16 < last; p++) {
       const int begin = first > p * 16 ? first - p * 16 : 0, end = last < p * 16 + 16 ? last - p * 16 : 16;
       const T* v = pages.values[p] + column;
-      const T* far = ahead && p < ahead->num ? ahead->keys[p] + column : v;
-      const T* near = ahead && p + 1 < range.end ? pages.values[p + 1] + column : v;
+      const T* near = far && p + 1 < range.end ? pages.values[p + 1] + column : v;
       const float* weights = rows.scores + row * kChunkPositions + p * 16;
       for (int t = begin; t < end; t++) {
-        for (int j = 0; ahead && j < Vectors; j += kLine / 16) {
-          if (sizeof(T) < 4) __builtin_prefetch(far + t * stride + 16 * j, 0, 2);
+        for (int j = 0; far && j < Vectors; j += kLine / 16) {
+          fetch.next();
           __builtin_prefetch(near + t * stride + 16 * j);
         }
         INSITU_UNROLL for (int j = 0; j < Vectors; j++) {
@@ -277,6 +253,7 @@ struct RegisterTile {
         }
       }
     }
+    if (far) *far = fetch;
     INSITU_UNROLL for (int i = 0; i < Rows; i++)
       INSITU_UNROLL for (int j = 0; j < Vectors; j++) storeu(out + i * out_stride + 16 * j, acc[i][j]);
   }
@@ -362,12 +339,14 @@ struct ChunkRun {
   void narrow() const {
     const int largest = rows.num <= kLargestTile ? kLargestTile : kRegisterTile;
     const PageRange whole{0, pages.num};
+    FarFetch<T> values{pages.values, pages.num, 16 * rows.dim};
     register_tiles(whole, largest, [&]<int Rows>(int row, const PageRange& range) {
-      RegisterTile<E, Rows>{pages, &ahead, rows, row, range}.score();
+      RegisterTile<E, Rows>{pages, &values, rows, row, range}.score();
     });
     normalise(rows, pages);
+    FarFetch<T> keys{ahead.keys, ahead.num, 16 * rows.dim};
     register_tiles(whole, largest, [&]<int Rows>(int row, const PageRange& range) {
-      const RegisterTile<E, Rows> tile{pages, &ahead, rows, row, range};
+      const RegisterTile<E, Rows> tile{pages, &keys, rows, row, range};
       int d = 0;
       for (; d + kOutputColumns <= rows.dim; d += kOutputColumns) tile.template weigh<kOutputVectors>(d, d);
       for (; d < rows.dim; d += 16) tile.template weigh<1>(d, d);

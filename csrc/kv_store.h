@@ -1,4 +1,4 @@
-// Paged KV cache: how a key, a value and their scales are stored, and widened again.
+// Paged KV cache: how a key, a value and their scales are stored, found, fetched and widened again.
 // Not here: which slot a token has (the engine), or attention over what is stored (attention.h).
 //
 // A block of one KV head: { K: [block_size / 16][head_dim][16 positions]; V: [block_size][head_dim];
@@ -61,6 +61,53 @@ static inline HeadBlock<T> head_block(const KvLayer& kv, int32_t block, int kv_h
   float* scales = reinterpret_cast<float*>(keys + 2 * elements);
   return {keys, keys + elements, scales, scales + kv.block_size};
 }
+
+constexpr int kPages = kChunkPositions / 16;
+
+// Where the 16 positions of each page of a chunk lie: keys [dim][16], values [16][value_stride].
+template <class T>
+struct ChunkPages {
+  const T* keys[kPages];
+  const T* values[kPages];
+  const float* key_scales[kPages];    // where is_scaled
+  const float* value_scales[kPages];
+  int num = 0, value_stride = 0;
+  bool is_scaled = false;             // int8 only
+
+  void find(const KvLayer& kv, const KvChunk& at) {
+    num = at.num_pages;
+    value_stride = kv.head_dim;
+    is_scaled = kv.type == KvType::I8;
+    for (int p = 0; p < num; p++) {
+      const int position = at.chunk * kChunkPositions + p * 16, offset = position % kv.block_size;
+      const HeadBlock<T> head = head_block<T>(kv, at.block_table[position / kv.block_size], at.kv_head);
+      keys[p] = head.keys + static_cast<size_t>(offset) * kv.head_dim;
+      values[p] = head.values + static_cast<size_t>(offset) * kv.head_dim;
+      key_scales[p] = head.key_scales + offset;
+      value_scales[p] = head.value_scales + offset;
+    }
+  }
+};
+
+// Fetches a chunk's keys or values from memory to the second-level cache, a line a call: of every second page in
+// turn, then of those between. Memory is read faster in several places at once, and two pages are often neighbours.
+template <class T>
+struct FarFetch {
+  static constexpr int kLine = 64 / sizeof(T);       // elements
+  const T* const* pages;
+  int num, page_size;                 // elements
+  int page = 0, at = 0, parity = 0;
+
+  INSITU_INLINE void next() {
+    if (page >= num) return;
+    __builtin_prefetch(pages[page] + at, 0, 2);
+    page += 2;
+    if (page < num) return;
+    at += kLine;
+    if (at == page_size) at = 0, parity++;
+    page = parity < 2 ? parity : num;
+  }
+};
 
 template <class E, class T = typename E::type>
 static void write_elements(const KvLayer& kv, int32_t slot, const float* k, const float* v) {

@@ -61,10 +61,29 @@ inline void sort_by_logit(const RowView& row, int32_t* ids, int num) {
 
 // A logit that at least k tokens reach: the k-th largest of the groups' maxima.
 inline float kth_bound(const RowView& row, int k) {
+  constexpr int kTogether = 16;
   if (k >= row.num_groups) return kImpossible;
-  std::copy_n(row.maxima, row.num_groups, row.floats);
-  std::nth_element(row.floats, row.floats + k - 1, row.floats + row.num_groups, std::greater<float>());
-  return row.floats[k - 1];
+  float *const some = row.floats, least = kImpossible;
+  const auto take_kth = [&](int num) {
+    std::nth_element(some, some + k - 1, some + num, std::greater<float>());
+    return some[k - 1];
+  };
+  // Where few are wanted, first that of maxima of several groups, which as many groups reach.
+  const int num_several = row.num_groups / kTogether;
+  if (k <= num_several / 2) {
+    for (int i = 0; i < num_several; i++) {
+      const float* maxima = row.maxima + i * kTogether;
+      some[i] = *maxima;
+      for (int at = 1; at < kTogether; at++) some[i] = std::max(some[i], maxima[at]);
+    }
+    least = take_kth(num_several);
+  }
+  int num = 0;
+  for (int group = 0; group < row.num_groups; group++) {
+    some[num] = row.maxima[group];
+    num += row.maxima[group] >= least;
+  }
+  return take_kth(num);
 }
 
 // Every possible token whose logit is in [least, most], by id.

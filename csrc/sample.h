@@ -12,11 +12,13 @@
 namespace insitu::INSITU_NS {
 
 static bool logit_maxima(const float* logits, int n, float* group_maxima, float* maximum) {
+  constexpr int kAhead = 1024;  // a page of 4 KB: a core's own prefetcher begins anew at each
   const f32x16 lowest = broadcast(-__builtin_inff()), infinity = broadcast(__builtin_inff());
   const f32x16 zero = broadcast(0.0f), one = broadcast(1.0f);
   f32x16 most = lowest, bad = zero;
   for (int start = 0, group = 0; start < n; start += kVocabGroup, group++) {
     f32x16 here = lowest;
+    for (int i = 0; i < kVocabGroup; i += 16) __builtin_prefetch(logits + start + kAhead + i, 0, 2);
     for (int i = start; i < start + kVocabGroup && i < n; i += 16) {
       f32x16 v;
       if (n - i >= 16) {
@@ -124,18 +126,32 @@ static void logit_mass(const float* logits, const float* group_maxima, int n, co
 
 static Moments logit_moments(const float* logits, int n, float maximum) {
   constexpr int kLanes = 8;
-  double num[kLanes] = {}, sum[kLanes] = {}, squares[kLanes] = {};
-  for (int start = 0; start < n; start += kLanes) {
-    for (int i = 0; i < kLanes && start + i < n; i++) {
-      const bool is_possible = logits[start + i] > -__builtin_inff();
-      const double x = is_possible ? static_cast<double>(logits[start + i]) - static_cast<double>(maximum) : 0.0;
-      num[i] += is_possible ? 1.0 : 0.0;
-      sum[i] += x;
-      squares[i] += x * x;
-    }
+  typedef float Floats __attribute__((vector_size(32)));
+  typedef double Doubles __attribute__((vector_size(64)));
+  typedef int64_t Bits __attribute__((vector_size(64)));
+  const Floats impossible = Floats{} - __builtin_inff();
+  Bits num = {};
+  Doubles sum = {}, squares = {};
+  const auto add_lanes = [&](const Floats& v) INSITU_INLINE_LAMBDA {
+    const Bits is_possible = __builtin_convertvector(v > impossible, Bits);
+    const Doubles depth = __builtin_convertvector(v, Doubles) - static_cast<double>(maximum);
+    const Doubles x = (Doubles)((Bits)depth & is_possible);
+    num -= is_possible;
+    sum += x;
+    squares += x * x;
+  };
+  int start = 0;
+  for (; start + kLanes <= n; start += kLanes) {
+    Floats v;
+    __builtin_memcpy(&v, logits + start, sizeof v);
+    add_lanes(v);
   }
+  Floats rest = impossible;
+  __builtin_memcpy(&rest, logits + start, sizeof(float) * (n - start));
+  add_lanes(rest);
   Moments m{0, 0, 0};
-  for (int i = 0; i < kLanes; i++) m = {m.num + num[i], m.sum + sum[i], m.sum_of_squares + squares[i]};
+  for (int i = 0; i < kLanes; i++)
+    m = {m.num + static_cast<double>(num[i]), m.sum + sum[i], m.sum_of_squares + squares[i]};
   return m;
 }
 

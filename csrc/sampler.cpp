@@ -75,7 +75,7 @@ Sampler::Sampler(const KernelTable& table, int vocab_size, int max_num_rows, int
   chunk_sums_ = carver.take<double>(chunks);
   chunk_moments_ = carver.take<Moments>(chunks);
   masses_ = carver.take<uint64_t>(rows * threads * kMassDepths);
-  worker_best_ = carver.take<Scored>(rows * threads);
+  slot_best_ = carver.take<Scored>(rows * threads);
   chunk_finite_ = carver.take<bool>(chunks);
   rows_ = carver.take<Row>(rows);
   ids_ = carver.take<int32_t>(threads * vocab_size);
@@ -93,50 +93,74 @@ size_t Sampler::scratch_bytes(int vocab_size, int max_num_rows, int num_threads)
          2 * align_up(threads * vocab_size * sizeof(int32_t)) + align_up(threads * groups * sizeof(float));
 }
 
-// body(row, part, worker) for every chunk of every row.
+// Shares out the items of a phase: among all workers of a pool, or to one of them alone.
+struct Sampler::Crew {
+  ThreadPool* pool;             // null: one worker alone
+  int worker;
+
+  template <typename Body>
+  void run(int num_items, Body&& body) const {
+    if (pool) return pool->run(num_items, body);
+    for (int item = 0; item < num_items; item++) body(item, worker);
+  }
+};
+
+// body(row, part, slot) for every chunk of these rows.
 template <typename Body>
-void Sampler::for_parts(ThreadPool& pool, int num_rows, Body&& body) {
-  pool.run(num_rows * num_chunks_, [&](int item, int worker) {
-    const int first = item % num_chunks_ * kVocabChunk;
-    body(item / num_chunks_, Part{first, std::min(kVocabChunk, vocab_size_ - first), item}, worker);
+void Sampler::for_parts(const Crew& crew, const Range& rows, Body&& body) {
+  crew.run(rows.num() * num_chunks_, [&](int item, int worker) {
+    const int row = rows.first + item / num_chunks_, first = item % num_chunks_ * kVocabChunk;
+    const Part part{first, std::min(kVocabChunk, vocab_size_ - first), first_chunk_of(row) + item % num_chunks_};
+    body(row, part, crew.pool ? worker : 0);
   });
 }
 
+// While there is a row for every worker, each takes one through all phases: its logits stay in that
+// core's cache. The rows left over are shared out chunk by chunk.
 void Sampler::run(ThreadPool& pool, float* logits, int num_rows, const Sampling& sampling, const Sampled& out) {
-  bool has_changes = false, has_walks = false, has_masses = false, has_bands = false, has_sums = false;
   clear(out, num_rows);
-  for (int r = 0; r < num_rows; r++) begin(r, logits + static_cast<ptrdiff_t>(r) * vocab_size_, sampling);
-  for_parts(pool, num_rows, [&](int row, const Part& part, int) { survey(row, part); });
-  for (int r = 0; r < num_rows; r++) {
+  const int num_alone = num_rows - num_rows % num_threads_;
+  pool.run(num_alone, [&](int r, int worker) { run_rows({nullptr, worker}, {r, r + 1}, logits, sampling, out); });
+  run_rows({&pool, 0}, {num_alone, num_rows}, logits, sampling, out);
+}
+
+void Sampler::run_rows(const Crew& crew, const Range& rows, float* logits, const Sampling& sampling, const Sampled& out) {
+  bool has_changes = false, has_walks = false, has_masses = false, has_bands = false, has_sums = false;
+  for (int r = rows.first; r < rows.end; r++) begin(r, logits + static_cast<ptrdiff_t>(r) * vocab_size_, sampling);
+  for_parts(crew, rows, [&](int row, const Part& part, int) { survey(row, part); });
+  for (int r = rows.first; r < rows.end; r++) {
     if (!find_maximum(r)) rows_[r].status = RowStatus::NotFinite;
     has_changes |= rows_[r].is_changed;
   }
-  if (has_changes) change(pool, num_rows, sampling, out);
-  for (int r = 0; r < num_rows; r++) {
+  if (has_changes) change(crew, rows, sampling, out);
+  for (int r = rows.first; r < rows.end; r++) {
+    rows_[r].num_slots = crew.pool ? num_threads_ : 1;
     prepare(r, sampling);
     has_walks |= rows_[r].wants_walk();
     has_masses |= rows_[r].wants_mass;
     has_bands |= rows_[r].wants_band;
     has_sums |= rows_[r].logprobs == Logprobs::Processed;
   }
-  if (has_walks)
-    for_parts(pool, num_rows, [&](int row, const Part& part, int worker) { walk(row, part, worker); });
+  const auto for_rows = [&](auto&& body) {
+    crew.run(rows.num(), [&](int i, int worker) { body(rows.first + i, worker); });
+  };
+  if (has_walks) for_parts(crew, rows, [&](int row, const Part& part, int slot) { walk(row, part, slot); });
   if (has_masses) {
-    pool.run(num_rows, [&](int r, int) {
+    for_rows([&](int r, int) {
       Row& row = rows_[r];
       if (row.wants_rest) row.rest = rest_of(view_of(r, 0), row.tempering, sums_of(r), row.truncation.top_p);
     });
-    for_parts(pool, num_rows, [&](int row, const Part& part, int worker) {
-      if (rows_[row].wants_mass) weigh(row, part, worker);
+    for_parts(crew, rows, [&](int row, const Part& part, int slot) {
+      if (rows_[row].wants_mass) weigh(row, part, slot);
     });
   }
   if (has_bands || has_sums) {
-    pool.run(num_rows, [&](int row, int worker) { find_band(row, sampling.top_n_sigma[row], worker); });
-    for_parts(pool, num_rows, [&](int row, const Part& part, int worker) {
-      if (rows_[row].wants_band || rows_[row].logprobs == Logprobs::Processed) score(row, part, worker);
+    for_rows([&](int row, int worker) { find_band(row, sampling.top_n_sigma[row], worker); });
+    for_parts(crew, rows, [&](int row, const Part& part, int slot) {
+      if (rows_[row].wants_band || rows_[row].logprobs == Logprobs::Processed) score(row, part, slot);
     });
   }
-  pool.run(num_rows, [&](int row, int worker) { finish(row, sampling, out, worker); });
+  for_rows([&](int row, int worker) { finish(row, sampling, out, worker); });
 }
 
 void Sampler::begin(int r, float* logits, const Sampling& s) {
@@ -166,14 +190,15 @@ bool Sampler::find_maximum(int r) {
 }
 
 // Edits and masks rows that want it, after what raw log-probabilities need of the logits as they came.
-void Sampler::change(ThreadPool& pool, int num_rows, const Sampling& s, const Sampled& out) {
+void Sampler::change(const Crew& crew, const Range& rows, const Sampling& s, const Sampled& out) {
   const auto is_wanted = [this](int r) { return rows_[r].is_changed && rows_[r].is_open(); };
-  for_parts(pool, num_rows, [&](int r, const Part& part, int) {
+  for_parts(crew, rows, [&](int r, const Part& part, int) {
     const Row& row = rows_[r];
     if (is_wanted(r) && row.logprobs == Logprobs::Raw)
       chunk_sums_[part.at] = table_.logit_sum(row.logits + part.first, part.num, row.tempering.maximum);
   });
-  pool.run(num_rows, [&](int r, int worker) {
+  crew.run(rows.num(), [&](int i, int worker) {
+    const int r = rows.first + i;
     if (!is_wanted(r)) return;
     if (rows_[r].logprobs == Logprobs::Raw) {
       take_sum(r);
@@ -182,14 +207,14 @@ void Sampler::change(ThreadPool& pool, int num_rows, const Sampling& s, const Sa
     }
     apply_edits(s.edits, r, rows_[r].logits);
   });
-  for_parts(pool, num_rows, [&](int r, const Part& part, int) {
+  for_parts(crew, rows, [&](int r, const Part& part, int) {
     if (!is_wanted(r)) return;
     const ptrdiff_t mask = s.masks.of_row[r];
     const uint32_t* bits = s.masks.bits + mask * mask_words(vocab_size_) + part.first / 32;
     if (mask >= 0) table_.mask_logits(rows_[r].logits + part.first, bits, part.num);
     survey(r, part);
   });
-  for (int r = 0; r < num_rows; r++)
+  for (int r = rows.first; r < rows.end; r++)
     if (is_wanted(r) && !find_maximum(r)) rows_[r].status = RowStatus::NothingAllowed;
 }
 
@@ -221,13 +246,13 @@ void Sampler::prepare(int r, const Sampling& s) {
   row.wants_rest = row.wants_mass && s.min_p[r] == 0 && is_within(s.temperature[r], 0.01, 100);
   row.wants_band = !is_plain || row.wants_mass || row.truncation.top_k > 0;
   row.wants_best = true;
-  if (row.wants_mass) std::fill_n(masses_of(r, 0), num_threads_ * kMassDepths, uint64_t{0});
+  if (row.wants_mass) std::fill_n(masses_of(r, 0), row.num_slots * kMassDepths, uint64_t{0});
   // The most likely token is in any band that is not cut from above.
   const double score = table_.token_score(most, row.most_likely, row.tempering, row.noise);
-  std::fill_n(best_of(r, 0), num_threads_, Scored{score, row.most_likely});
+  std::fill_n(best_of(r, 0), row.num_slots, Scored{score, row.most_likely});
 }
 
-void Sampler::walk(int r, const Part& part, int worker) {
+void Sampler::walk(int r, const Part& part, int slot) {
   const Row& row = rows_[r];
   const float* logits = row.logits + part.first;
   if (row.logprobs == Logprobs::Raw)
@@ -235,22 +260,22 @@ void Sampler::walk(int r, const Part& part, int worker) {
   if (row.wants_moments)
     chunk_moments_[part.at] = table_.logit_moments(logits, part.num, row.tempering.maximum);
   if (row.wants_rest) table_.group_sums(logits, part.num, row.tempering, sums_of(r) + part.first / kVocabGroup);
-  if (row.wants_best && !row.wants_band && row.logprobs != Logprobs::Processed) score(r, part, worker);
+  if (row.wants_best && !row.wants_band && row.logprobs != Logprobs::Processed) score(r, part, slot);
 }
 
 // Masses by depth, of all but the rest.
-void Sampler::weigh(int r, const Part& part, int worker) {
+void Sampler::weigh(int r, const Part& part, int slot) {
   const Row& row = rows_[r];
   const float* maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
-  table_.logit_mass(row.logits + part.first, maxima, part.num, row.tempering, row.rest.least, masses_of(r, worker));
+  table_.logit_mass(row.logits + part.first, maxima, part.num, row.tempering, row.rest.least, masses_of(r, slot));
 }
 
-// The best that a worker has seen, whatever parts it took, and the sum over what it was chosen among.
-void Sampler::score(int r, const Part& part, int worker) {
+// The best that was seen in a slot's parts, whichever they are, and the sum over what it was chosen among.
+void Sampler::score(int r, const Part& part, int slot) {
   const Row& row = rows_[r];
   const float *logits = row.logits + part.first, *maxima = view_of(r, 0).maxima + part.first / kVocabGroup;
   if (row.wants_best)
-    table_.best_score(logits, maxima, part.first, part.num, row.tempering, row.noise, row.band, best_of(r, worker));
+    table_.best_score(logits, maxima, part.first, part.num, row.tempering, row.noise, row.band, best_of(r, slot));
   if (row.logprobs == Logprobs::Processed)
     chunk_sums_[part.at] = table_.band_sum(logits, maxima, part.first, part.num, row.tempering, row.band);
 }
@@ -279,15 +304,15 @@ void Sampler::find_band(int r, double top_n_sigma, int worker) {
   row.tempering.min_p = 0;  // the band says it all
   if (row.band.most == kInfinity) return;
   const Scored best{table_.token_score(row.band.most, row.band.first_id, row.tempering, row.noise), row.band.first_id};
-  std::fill_n(best_of(r, 0), num_threads_, best);
+  std::fill_n(best_of(r, 0), row.num_slots, best);
 }
 
 void Sampler::find_mass_band(int r, int worker) {
   Row& row = rows_[r];
   const RowView view = view_of(r, worker);
   uint64_t* masses = masses_of(r, 0);
-  for (int w = 1; w < num_threads_; w++)
-    for (int depth = 0; depth < kMassDepths; depth++) masses[depth] += masses_of(r, w)[depth];
+  for (int slot = 1; slot < row.num_slots; slot++)
+    for (int depth = 0; depth < kMassDepths; depth++) masses[depth] += masses_of(r, slot)[depth];
   if (band_of_top_p(view, row.tempering, masses, row.rest, row.truncation.top_p, &row.band)) return;
   // Seldom: what was in doubt decides.
   row.rest = {};
@@ -314,7 +339,7 @@ void Sampler::finish(int r, const Sampling& s, const Sampled& out, int worker) {
 
 int Sampler::winner_of(int r) const {
   const Scored* best = best_of(r, 0);
-  return std::min_element(best, best + num_threads_, [](const Scored& a, const Scored& b) {
+  return std::min_element(best, best + rows_[r].num_slots, [](const Scored& a, const Scored& b) {
            return a.score != b.score ? a.score > b.score : a.token_id < b.token_id;
          })->token_id;
 }

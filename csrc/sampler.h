@@ -72,6 +72,7 @@ class Sampler {
     Band band;
     Rest rest;                  // of which mass is not exact
     int most_likely, num_logprobs;
+    int num_slots;              // places to add up in, one for each worker that takes a part of it
     double log_sum;             // of the exponentials that log-probabilities are of
     Logprobs logprobs;
     RowStatus status;
@@ -87,16 +88,23 @@ class Sampler {
     ptrdiff_t at;               // its place among the chunks of all rows
   };
 
+  struct Range {                // of rows
+    int first, end;
+    int num() const { return end - first; }
+  };
+  struct Crew;
+
   template <typename Body>
-  void for_parts(ThreadPool& pool, int num_rows, Body&& body);
+  void for_parts(const Crew& crew, const Range& rows, Body&& body);
+  void run_rows(const Crew& crew, const Range& rows, float* logits, const Sampling& sampling, const Sampled& out);
   void begin(int index, float* logits, const Sampling& sampling);
   void survey(int row, const Part& part);
   bool find_maximum(int row);
-  void change(ThreadPool& pool, int num_rows, const Sampling& sampling, const Sampled& out);
+  void change(const Crew& crew, const Range& rows, const Sampling& sampling, const Sampled& out);
   void prepare(int index, const Sampling& sampling);
-  void walk(int row, const Part& part, int worker);
-  void weigh(int row, const Part& part, int worker);
-  void score(int row, const Part& part, int worker);
+  void walk(int row, const Part& part, int slot);
+  void weigh(int row, const Part& part, int slot);
+  void score(int row, const Part& part, int slot);
   void find_mass_band(int row, int worker);
   void find_band(int row, double top_n_sigma, int worker);
   void finish(int index, const Sampling& sampling, const Sampled& out, int worker);
@@ -113,11 +121,11 @@ class Sampler {
   }
   float* sums_of(int row) const { return group_sums_ + static_cast<ptrdiff_t>(row) * num_groups_; }
   ptrdiff_t first_chunk_of(int row) const { return static_cast<ptrdiff_t>(row) * num_chunks_; }
-  uint64_t* masses_of(int row, int worker) const {
-    return masses_ + (static_cast<ptrdiff_t>(row) * num_threads_ + worker) * kMassDepths;
+  uint64_t* masses_of(int row, int slot) const {
+    return masses_ + (static_cast<ptrdiff_t>(row) * num_threads_ + slot) * kMassDepths;
   }
 
-  Scored* best_of(int row, int worker) const { return worker_best_ + static_cast<ptrdiff_t>(row) * num_threads_ + worker; }
+  Scored* best_of(int row, int slot) const { return slot_best_ + static_cast<ptrdiff_t>(row) * num_threads_ + slot; }
 
   const KernelTable& table_;
   const int vocab_size_, num_chunks_, num_groups_, num_threads_;
@@ -127,7 +135,7 @@ class Sampler {
   double* chunk_sums_;
   Moments* chunk_moments_;
   uint64_t* masses_;            // [max_num_rows, num_threads, kMassDepths]
-  Scored* worker_best_;         // [max_num_rows, num_threads]
+  Scored* slot_best_;           // [max_num_rows, num_threads]
   bool* chunk_finite_;
   Row* rows_;
   // [num_threads, ...] each

@@ -1,5 +1,5 @@
 // Arithmetic of sampling over one row of logits: maxima, log-sum-exp, probabilities, noise, scores.
-// Not here: which tokens are left to choose from (sample.cpp), or which thread does what.
+// Not here: which tokens are left to choose from (truncation.cpp), or which thread does what.
 // Truth: kernels/reference_sampling.py. Always true: the noise of a token depends on the seed, its
 // id, the position and the choice, so a token's score does not depend on what else is a candidate.
 #pragma once

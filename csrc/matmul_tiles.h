@@ -231,6 +231,15 @@ __attribute__((noinline)) static void unpack_panel(const uint8_t* w, int groups,
   }
 }
 
+// What is added to outputs was written by any thread, in rows far apart: fetched while their sums are made. (Inline:
+// a compiler takes a function that only fetches for one that does nothing.)
+static INSITU_INLINE void prefetch_residual(RowTile t, const Output& y) {
+  const Epilogue& e = *y.epilogue;
+  if (!e.residual) return;
+  const float* at = e.residual + t.first * e.residual_stride + y.first_output;
+  for (int r = 0; r < t.rows; r++, at += e.residual_stride) __builtin_prefetch(at), __builtin_prefetch(at + 16);
+}
+
 static INSITU_INLINE void start_rows(int rows, float (*sums)[kBlockOutputs]) {
   for (int r = 0; r < rows; r++) fstore(sums[r], fzero()), fstore(sums[r] + 16, fzero());
 }
@@ -319,6 +328,7 @@ static INSITU_INLINE void multiply_panels(const PackedSegment& w, const uint8_t*
                            static_cast<size_t>(first) * tile.rows * record;
         float(*of_tile)[kBlockOutputs] = sums[panels == 1 ? 0 : t - t0];
         if (panel == 0) start_rows(tile.rows, of_tile);
+        if (panel == panels - 1) prefetch_residual(tile, y);
         add(tile.rows, groups, a, [&](int parts) { return Ahead::share(next, lines, t, tiles, parts); }, of_tile);
         if (panel == panels - 1) finish_rows(tile, of_tile, y);
       }

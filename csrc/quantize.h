@@ -182,6 +182,14 @@ static void quantize_row_256(const float* x, int k, int row, int rows, uint8_t* 
   }
 }
 
+#if defined(INSITU_AMX)
+}  // namespace insitu::INSITU_NS
+#include "quantize_tile.h"
+namespace insitu::INSITU_NS {
+#else
+static bool quantize_tile_column_32(const float*, ptrdiff_t, int, uint8_t*) { return false; }
+#endif
+
 // One group of every row, none of them shifted; x holds just those inputs, rows `row_stride` apart.
 static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, int k, int group, int column,
                             uint8_t* out) {
@@ -189,6 +197,10 @@ static void quantize_column(const float* x, ptrdiff_t row_stride, int num_rows, 
   for (int tile = 0; tile < num_row_tiles(num_rows, group); tile++) {
     const RowTile t = row_tile(num_rows, group, tile);
     uint8_t* at = out + t.first * quantized_row_bytes(k, group) + column * record * static_cast<size_t>(t.rows);
+    if (group == 32 && t.rows > kRegisterRows && quantize_tile_column_32(x, row_stride, t.rows, at)) {
+      x += t.rows * row_stride;
+      continue;
+    }
     for (int r = 0; r < t.rows; r++, x += row_stride) {
       if (group == 32)
         quantize_groups_32(x, 32, r, t.rows, at,

@@ -141,9 +141,10 @@ struct Aligned {
   ~Aligned() { std::free(p); }
 };
 
-std::vector<float> multiply(const KernelTable& t, const PackedSegment& w, const float* x, int m, int group, const Epilogue& e) {
+std::vector<float> multiply(const KernelTable& t, const PackedSegment& w, const float* x, int m, int group, const Epilogue& e, bool by_columns = false) {
   Aligned q(t.quantized_bytes(m, w.k, group ? group : 32) + 64);
-  if (group) for (int i = m; i-- > 0;) t.quantize_row(x + size_t(i) * w.k, m, w.k, group, i, q.p);
+  if (group && by_columns) for (int c = w.k / group; c-- > 0;) t.quantize_column(x + c * group, w.k, m, w.k, group, c, q.p);
+  else if (group) for (int i = m; i-- > 0;) t.quantize_row(x + size_t(i) * w.k, m, w.k, group, i, q.p);
   const Activations a{m, w.k, group, group ? nullptr : x, w.k, group ? q.p : nullptr};
   std::vector<float> out(size_t(m) * w.n, -1.0f);
   for (int b = 0; b < (w.n + 31) / 32; b++) t.matmul_block(w, b, a, e, out.data(), w.n);
@@ -199,6 +200,10 @@ void check_type(const Named& type, int n, int k) {
       const Epilogue e{bias.data(), residual.data() + size_t(from) * n, n};
       const auto y = multiply(*t, w, &x[size_t(from) * k], m, type.group, e);
       check(same_bits(y.data(), &want[size_t(from) * n], y.size()), what + " " + isa + " rows " + std::to_string(m) + " from " + std::to_string(from));
+    }
+    for (int m : {1, 6, 7, 12, 13, 16, 33, 67}) {  // no column is shifted: against plain C++, rows of zeros, Inf and NaN too
+      const auto y = multiply(*t, w, x.data(), m, type.group, {}, true), plain = multiply(*kernel_table("generic"), w, x.data(), m, type.group, {}, true);
+      check(same_bits(y.data(), plain.data(), y.size()), what + " " + isa + " by columns, rows " + std::to_string(m));
     }
     for (int m = 0; m < rows; m += 7) {
       const auto y = multiply(*t, w, &x[size_t(m) * k], 1, type.group, {bias.data(), residual.data() + size_t(m) * n, n});

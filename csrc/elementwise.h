@@ -187,6 +187,6 @@ static void route_row(const float* logits, int n, int num_active, bool is_normal
 // The entries of KernelTable that this file fills, in its order.
 #define INSITU_ELEMENTWISE_ENTRIES                                                                          \
   .rms_norm_row = rms_norm_row, .layer_norm_row = layer_norm_row, .rope_frequencies = rope_frequencies,     \
-  .rope_angles_row = rope_angles_row, .rope_row = rope_row, .gated_rows = gated_rows,                         \
+  .rope_angles_row = rope_angles_row, .rope_row = rope_row, .gated_rows = gated_rows,                       \
   .activate_row = activate_row, .scale_row = scale_row, .soft_cap_row = soft_cap_row, .add_row = add_row,   \
   .add_scaled_row = add_scaled_row, .sigmoid_scaled_row = sigmoid_scaled_row, .route_row = route_row

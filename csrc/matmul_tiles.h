@@ -255,16 +255,17 @@ __attribute__((noinline)) static void add_panel_32(const Panel32& p, int groups,
   constexpr int kRecord = R * kRecord32;
   alignas(64) int32_t dots[2][16][16];
   const int turns = groups + groups % 2;  // of each half
-  const uint8_t *weights = p.low[0], *inputs = a, *const last = a + (groups - 1) * kRecord;
+  const uint8_t* weights = p.low[0];
+  Walk inputs{a, a, kRecord, groups};
   const auto even = [&]() INSITU_INLINE_LAMBDA {
-    begin_even(inputs, 32, weights);
+    begin_even(inputs.at, 32, weights);
     weights += 512;
-    inputs += inputs == last ? 0 : kRecord;
+    inputs.advance();
   };
   const auto odd = [&]() INSITU_INLINE_LAMBDA {
-    begin_odd(inputs, 32, weights);
+    begin_odd(inputs.at, 32, weights);
     weights += 512;
-    inputs = inputs == last ? a : inputs + kRecord;
+    inputs.advance();
   };
   even();
   odd();

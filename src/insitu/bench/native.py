@@ -71,12 +71,8 @@ def measure(
     """Measure every case that fits; ``wanted`` gives threads and the type of keys and values."""
     limit = memory_limit() if limit is None else limit
     kv = kv_layout(model.spec, dtype=wanted.kv_cache_dtype)
-    flush_bytes = int(_FLUSH * cache_bytes()) if effort.is_cold else 0
-    cases, skipped = _choose(model, wanted, wish, kv, limit, flush_bytes)
-    plan = _plan(model, wanted, kv, cases, limit)
-    works = {case: _work(model, kv, plan, case) for case in cases}
-    most = max(total(work).read_bytes for work in works.values())
-    rig = Rig(model, plan, read_bytes=most, flush_bytes=flush_bytes)
+    cases, skipped = _choose(model, wanted, wish, kv, limit, _flush_bytes(effort.is_cold))
+    rig, works = open_rig(model, wanted, cases, limit, is_cold=effort.is_cold)
     try:
         samples = []
         for index, case in enumerate(cases):
@@ -85,8 +81,29 @@ def measure(
         watch("", len(cases), len(cases))
     finally:
         rig.close()
-    machine = f"{plan.threads} threads, {rig.isa}"
+    machine = f"{rig.threads} threads, {rig.isa}"
     return _report(machine, samples, works, skipped)
+
+
+def open_rig(
+    model: LoadedModel,
+    wanted: Wanted,
+    cases: list[Case],
+    limit: Memory | None = None,
+    *,
+    is_cold: bool = True,
+) -> tuple[Rig, dict[Case, dict[str, Work]]]:
+    """The model with memory for these cases and no more, and what each of them has to do."""
+    kv = kv_layout(model.spec, dtype=wanted.kv_cache_dtype)
+    plan = _plan(model, wanted, kv, cases, memory_limit() if limit is None else limit)
+    works = {case: _work(model, kv, plan, case) for case in cases}
+    most = max(total(work).read_bytes for work in works.values())
+    rig = Rig(model, plan, read_bytes=most, flush_bytes=_flush_bytes(is_cold))
+    return rig, works
+
+
+def _flush_bytes(is_cold: bool) -> int:
+    return int(_FLUSH * cache_bytes()) if is_cold else 0
 
 
 def _choose(

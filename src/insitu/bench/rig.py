@@ -67,6 +67,11 @@ class Rig:
         self._native.close()
 
     @property
+    def threads(self) -> int:
+        """That the steps run on."""
+        return self._plan.threads
+
+    @property
     def isa(self) -> str:
         """Instruction set the steps run on."""
         return self._native.isa

@@ -35,8 +35,7 @@ int most_chunks(const KvSpec& kv, const Limits& limits) {
 }
 
 size_t worker_bytes(const KvSpec& kv) {
-  const size_t states = size_t{kMaxTileRows} * (kPartialHeader + kv.head_dim);
-  return align_up(sizeof(float) * (states + attention_scratch_floats(kv.head_dim)));
+  return align_up(sizeof(float) * attention_scratch_floats(kv.head_dim));
 }
 
 // Partials that wait to be folded because several threads share one tile.
@@ -170,10 +169,11 @@ void Attention::run_item(const AttentionOp& op, const Batch& batch, const Plan& 
   tile.scale = op.scale;
   tile.soft_cap = op.soft_cap;
   for (int i = 0; i < tile.num_rows; i++) {
-    const int row = item.tile.first_row + i, query = row / heads;
-    tile.q[i] = op.q.row(batch.query_start_loc[item.tile.seq] + query) +
-                static_cast<ptrdiff_t>(tile.kv_head * heads + row % heads) * kv_.head_dim;
-    const Keys keys = keys_of(batch, item.tile.seq, query, op.window);
+    const int row = item.tile.first_row + i, token = batch.query_start_loc[item.tile.seq] + row / heads;
+    const ptrdiff_t column = static_cast<ptrdiff_t>(tile.kv_head * heads + row % heads) * kv_.head_dim;
+    tile.q[i] = op.q.row(token) + column;
+    tile.out[i] = op.out.row(token) + column;
+    const Keys keys = keys_of(batch, item.tile.seq, row / heads, op.window);
     tile.first_key[i] = keys.first;
     tile.num_keys[i] = keys.last;
   }
@@ -184,17 +184,12 @@ void Attention::run_item(const AttentionOp& op, const Batch& batch, const Plan& 
     tile.next = {batch.block_table + static_cast<ptrdiff_t>(next.tile.seq) * batch.max_blocks, next.tile.kv_head,
                  next.first_chunk, (std::min(left, kChunkPositions) + 15) / 16};
   }
-  float* states = workers_ + worker_floats_ * worker;
-  float* scratch = states + kMaxTileRows * row_floats();
-  if (item.split < 0) {
-    for (int i = 0; i < tile.num_rows; i++) states[i * row_floats() + 1] = 0.0f;
-    table_.attend_chunks(tile, item.first_chunk, item.last_chunk, states, 0, scratch);
-    return take_rows(op, batch, item.tile, states);
-  }
+  float* scratch = workers_ + worker_floats_ * worker;
+  if (item.split < 0) return table_.attend_chunks(tile, item.first_chunk, item.last_chunk, nullptr, scratch);
   const Split& split = plan.splits[item.split];
-  const ptrdiff_t stride = tile.num_rows * row_floats();
-  float* out = split_ + split.partials + (item.first_chunk - item.tile.first_chunk) * stride;
-  table_.attend_chunks(tile, item.first_chunk, item.last_chunk, out, stride, scratch);
+  float* partials =
+      split_ + split.partials + (item.first_chunk - item.tile.first_chunk) * tile.num_rows * row_floats();
+  table_.attend_chunks(tile, item.first_chunk, item.last_chunk, partials, scratch);
   if (unfinished_[item.split].fetch_sub(1, std::memory_order_acq_rel) == 1) fold_split(op, batch, split);
 }
 
@@ -204,7 +199,8 @@ void Attention::fold_split(const AttentionOp& op, const Batch& batch, const Spli
   float* partials = split_ + split.partials;
   const int heads = op.num_heads / kv_.num_kv_heads;
   for (int i = 0; i < tile.num_rows; i++) {
-    const Keys keys = keys_of(batch, tile.seq, (tile.first_row + i) / heads, op.window);
+    const int row = tile.first_row + i;
+    const Keys keys = keys_of(batch, tile.seq, row / heads, op.window);
     const auto partial = [&](int chunk) {
       return partials + (static_cast<ptrdiff_t>(chunk - tile.first_chunk) * tile.num_rows + i) * row_floats();
     };
@@ -213,17 +209,9 @@ void Attention::fold_split(const AttentionOp& op, const Batch& batch, const Spli
     if (partial(first) != state) std::copy_n(partial(first), row_floats(), state);
     for (int chunk = first + 1; chunk < chunks_of(keys.last); chunk++)
       table_.fold_chunk(state, partial(chunk), kv_.head_dim);
-  }
-  take_rows(op, batch, tile, partials);
-}
-
-void Attention::take_rows(const AttentionOp& op, const Batch& batch, const Tile& tile, const float* states) {
-  const int heads = op.num_heads / kv_.num_kv_heads;
-  for (int i = 0; i < tile.num_rows; i++) {
-    const int row = tile.first_row + i;
     float* out = op.out.row(batch.query_start_loc[tile.seq] + row / heads) +
                  static_cast<ptrdiff_t>(tile.kv_head * heads + row % heads) * kv_.head_dim;
-    table_.take_output(states + i * row_floats(), kv_.head_dim, out);
+    table_.take_output(state, kv_.head_dim, out);
   }
 }
 

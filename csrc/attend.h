@@ -69,7 +69,6 @@ class Attention {
   void plan_sequence(Plan& plan, const Batch& batch, int seq, double target);
   Tile tile_of(const Plan& plan, const Batch& batch, int seq, int kv_head, int first_row, int last_row) const;
   void run_item(const AttentionOp& op, const Batch& batch, const Plan& plan, size_t index, int worker);
-  void take_rows(const AttentionOp& op, const Batch& batch, const Tile& tile, const float* states);
   void fold_split(const AttentionOp& op, const Batch& batch, const Split& split);
   ptrdiff_t row_floats() const { return kPartialHeader + kv_.head_dim; }
 
@@ -81,7 +80,7 @@ class Attention {
   Plan plans_[2];
   int num_plans_ = 0;
   std::unique_ptr<std::atomic<int>[]> unfinished_;  // parts of each split tile
-  float* workers_;              // [num_threads]{states of a tile, kernel scratch}
+  float* workers_;              // [num_threads] what attend_chunks works in
   ptrdiff_t worker_floats_, split_floats_;
   float* split_;
 };

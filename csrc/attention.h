@@ -11,8 +11,8 @@
 // A tile of many rows widens a few pages at a time to float32 (exact), into a panel in the first-level cache,
 // and all register tiles run over that; scores and outputs wait in memory meanwhile. One of few rows reads
 // the cache as it is. Software prefetch runs at two distances: half a chunk ahead from memory to the
-// second-level cache (values while keys are scored, the next keys while values are weighed; FarFetch), and,
-// where nothing is widened, a page or two ahead from there to the first.
+// second-level cache (values while keys are scored, then the next keys; FarFetch), and, where nothing is
+// widened, a page or two ahead from there to the first.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -101,7 +101,7 @@ static inline f32x16 finish_scores(const ChunkRows& rows, const ChunkPages<T>& p
 // Scores of rows [row, row + Rows) become weights, exp(score - maximum), times the value's scale; {maximum,
 // their sum} go to the partials. Several rows at a time, as each is a chain of operations that wait.
 template <int Rows, class T>
-static void normalise_rows(const ChunkRows& rows, int row, const ChunkPages<T>& pages) {
+static void normalise_rows(const ChunkRows& rows, int row, const ChunkPages<T>& pages, FarFetch<T>* far) {
   const int *first = rows.first + row, *last = rows.last + row;
   const PageRange range = rows.pages_of(row, Rows), kept = rows.pages_kept(row, Rows);
   const bool is_unfinished = pages.is_scaled || rows.soft_cap > 0;
@@ -127,6 +127,7 @@ static void normalise_rows(const ChunkRows& rows, int row, const ChunkPages<T>& 
     const bool is_kept = p >= kept.begin && p < kept.end;
     float* s = scores + p * 16;
     f32x16 e[Rows];
+    for (int i = 0; far && i < 2 * Rows; i++) far->next();  // else memory would wait meanwhile
     INSITU_UNROLL for (int i = 0; i < Rows; i++) e[i] = sub(loadu(s + i * kChunkPositions), most[i]);
     exp_in_range(e);
     INSITU_UNROLL for (int i = 0; i < Rows; i++) {
@@ -139,12 +140,12 @@ static void normalise_rows(const ChunkRows& rows, int row, const ChunkPages<T>& 
 }
 
 template <class T>
-static void normalise(const ChunkRows& rows, const ChunkPages<T>& pages) {
+static void normalise(const ChunkRows& rows, const ChunkPages<T>& pages, FarFetch<T>* far) {
   int row = 0;
-  for (; row + 4 <= rows.num; row += 4) normalise_rows<4>(rows, row, pages);
-  if (rows.num - row == 3) normalise_rows<3>(rows, row, pages);
-  if (rows.num - row == 2) normalise_rows<2>(rows, row, pages);
-  if (rows.num - row == 1) normalise_rows<1>(rows, row, pages);
+  for (; row + 4 <= rows.num; row += 4) normalise_rows<4>(rows, row, pages, far);
+  if (rows.num - row == 3) normalise_rows<3>(rows, row, pages, far);
+  if (rows.num - row == 2) normalise_rows<2>(rows, row, pages, far);
+  if (rows.num - row == 1) normalise_rows<1>(rows, row, pages, far);
 }
 
 // A register tile, rows [row, row + Rows), over some pages of a chunk.
@@ -343,8 +344,8 @@ struct ChunkRun {
     register_tiles(whole, largest, [&]<int Rows>(int row, const PageRange& range) {
       RegisterTile<E, Rows>{pages, &values, rows, row, range}.score();
     });
-    normalise(rows, pages);
     FarFetch<T> keys{ahead.keys, ahead.num, 16 * rows.dim};
+    normalise(rows, pages, &keys);
     register_tiles(whole, largest, [&]<int Rows>(int row, const PageRange& range) {
       const RegisterTile<E, Rows> tile{pages, &keys, rows, row, range};
       int d = 0;
@@ -366,7 +367,7 @@ struct ChunkRun {
         if constexpr (Rows <= kRegisterTile) RegisterTile<F32Element, Rows>{widened, nullptr, rows, row, range}.score();
       });
     }
-    normalise(rows, pages);
+    normalise<T>(rows, pages, nullptr);
     for (int p = whole.begin; p < whole.end; p += kPanelPages) {
       const PageRange some = PageRange{p, p + kPanelPages}.within(whole);
       int d = 0;
@@ -376,13 +377,15 @@ struct ChunkRun {
   }
 
   void widen_keys(const PageRange& range, float* panel, ChunkPages<float>& widened) const {
-    for (int p = range.begin; p < range.end; p++, panel += ptrdiff_t{16} * rows.dim) {
+    const int size = 16 * rows.dim;
+    for (int p = range.begin; p < range.end; p++, panel += size) {
       widened.keys[p] = panel;
       widened.key_scales[p] = pages.key_scales[p];
-      for (int i = 0; i < 16 * rows.dim; i += 32) {
-        for (int j = 0; j < 32; j += kLine) __builtin_prefetch(pages.values[p] + i + j, 0, 2);
-        storeu(panel + i, E::load(pages.keys[p] + i));
-        storeu(panel + i + 16, E::load(pages.keys[p] + i + 16));
+      const T *keys = pages.keys[p], *far = pages.values[p];
+      for (int i = 0; i < size; i += 32) {
+        for (int j = 0; j < 32; j += kLine) __builtin_prefetch(far + i + j, 0, 2);
+        storeu(panel + i, E::load(keys + i));
+        storeu(panel + i + 16, E::load(keys + i + 16));
       }
     }
   }
@@ -390,13 +393,15 @@ struct ChunkRun {
   template <int Vectors>
   void weigh_wide(const PageRange& some, int d, float* panel, ChunkPages<float>& widened) const {
     widened.value_stride = 16 * Vectors;
+    const ptrdiff_t dim = rows.dim;
     for (int p = some.begin; p < some.end; p++, panel += 256 * Vectors) {
       widened.values[p] = panel;
-      const T* far = p < ahead.num ? ahead.keys[p] : pages.values[p];
+      const T* values = pages.values[p] + d;
+      const T* far = p < ahead.num ? ahead.keys[p] + d : values;
       for (ptrdiff_t t = 0; t < 16; t++)
         for (int j = 0; j < Vectors; j++) {
-          if (j % (kLine / 16) == 0) __builtin_prefetch(far + t * rows.dim + d + 16 * j, 0, 2);
-          storeu(panel + 16 * (t * Vectors + j), E::load(pages.values[p] + t * rows.dim + d + 16 * j));
+          if (j % (kLine / 16) == 0) __builtin_prefetch(far + t * dim + 16 * j, 0, 2);
+          storeu(panel + 16 * (t * Vectors + j), E::load(values + t * dim + 16 * j));
         }
     }
     register_tiles(some, kRegisterTile, [&]<int Rows>(int row, const PageRange& range) {
@@ -407,15 +412,15 @@ struct ChunkRun {
 };
 
 template <class E>
-static void attend_as(const AttentionTile& tile, int first, int last, float* out, ptrdiff_t chunk_stride,
-                      float* scratch) {
+static void attend_as(const AttentionTile& tile, int first, int last, float* partials, float* scratch) {
   using T = typename E::type;
   const int dim = tile.kv.head_dim;
   const ptrdiff_t partial = kPartialHeader + dim;
   float* scaled = scratch;
   float* scores = scaled + static_cast<ptrdiff_t>(kMaxTileRows) * dim;
-  float* partials = scores + kMaxTileRows * kChunkPositions;
-  float* panel = partials + kMaxTileRows * partial;
+  float* states = scores + kMaxTileRows * kChunkPositions;
+  float* added = states + kMaxTileRows * partial;
+  float* panel = added + kMaxTileRows * partial;
   int num_keys = 0;
   for (int i = 0; i < tile.num_rows; i++) {
     for (int d = 0; d < dim; d += 16)
@@ -426,34 +431,34 @@ static void attend_as(const AttentionTile& tile, int first, int last, float* out
     const int keys = clamp_to_chunk(num_keys - chunk * kChunkPositions);
     return KvChunk{tile.block_table, tile.kv_head, chunk, (keys + 15) / 16};
   };
-  ChunkRows rows{tile.num_rows, dim, tile.soft_cap, scaled, scores, partials, {}, {}};
+  ChunkRows rows{tile.num_rows, dim, tile.soft_cap, scaled, scores, states, {}, {}};
   ChunkPages<T> found[2];
   found[first & 1].find(tile.kv, at(first));
   for (int chunk = first; chunk < last; chunk++) {
     ChunkPages<T>& ahead = found[~chunk & 1];
     ahead.find(tile.kv, chunk + 1 < last ? at(chunk + 1) : tile.next);
     rows.keep(tile, chunk);
-    if (chunk_stride != 0) rows.out = out + (chunk - first) * chunk_stride;
+    rows.out = partials ? partials + (chunk - first) * tile.num_rows * partial : chunk == first ? states : added;
     const ChunkRun<E> run{rows, found[chunk & 1], ahead};
     run.begin();
     if (tile.num_rows < kWidenedRows) run.narrow();
     else run.wide(panel);
-    for (int i = 0; chunk_stride == 0 && i < tile.num_rows; i++)
-      if (rows.first[i] < rows.last[i]) fold_chunk(out + i * partial, rows.partial(i), dim);
+    for (int i = 0; rows.out == added && i < tile.num_rows; i++)
+      if (rows.first[i] < rows.last[i]) fold_chunk(states + i * partial, rows.partial(i), dim);
   }
+  for (int i = 0; !partials && i < tile.num_rows; i++) take_output(states + i * partial, dim, tile.out[i]);
 }
 
-static void attend_chunks(const AttentionTile& tile, int first, int last, float* out, ptrdiff_t chunk_stride,
-                          float* scratch) {
+static void attend_chunks(const AttentionTile& tile, int first, int last, float* partials, float* scratch) {
   switch (tile.kv.type) {
     case KvType::F32:
-      return attend_as<F32Element>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<F32Element>(tile, first, last, partials, scratch);
     case KvType::F16:
-      return attend_as<F16Element>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<F16Element>(tile, first, last, partials, scratch);
     case KvType::BF16:
-      return attend_as<BF16Element>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<BF16Element>(tile, first, last, partials, scratch);
     case KvType::I8:
-      return attend_as<I8Element>(tile, first, last, out, chunk_stride, scratch);
+      return attend_as<I8Element>(tile, first, last, partials, scratch);
   }
 }
 

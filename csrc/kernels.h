@@ -74,6 +74,7 @@ struct AttentionTile {
   int32_t kv_head, num_rows;
   const int32_t* block_table;   // of the sequence
   const float* q[kMaxTileRows];
+  float* out[kMaxTileRows];     // used where attend_chunks gives outputs
   int32_t first_key[kMaxTileRows], num_keys[kMaxTileRows];
   float scale;
   float soft_cap;               // scores become cap * tanh(score / cap); 0: as they are
@@ -83,11 +84,11 @@ struct AttentionTile {
 // A row's softmax over some positions: {maximum, sum, padding to a cache line, o[head_dim]}.
 constexpr int kPartialHeader = 16;
 
-// Floats that attend_chunks works in: a row's scaled query, scores and partial, and a panel of some keys or
-// values widened to float32.
+// Floats that attend_chunks works in: a row's scaled query, scores, state and a partial to be added to it, and a
+// panel of some keys or values widened to float32.
 constexpr size_t attention_scratch_floats(int head_dim) {
   const size_t panel = head_dim <= 128 ? 4096 : size_t{32} * head_dim;
-  return kMaxTileRows * (size_t{2} * head_dim + kPartialHeader + kChunkPositions) + panel;
+  return kMaxTileRows * (size_t{3} * head_dim + 2 * kPartialHeader + kChunkPositions) + panel;
 }
 
 constexpr int kMaxExperts = 1024;
@@ -169,11 +170,10 @@ struct KernelTable {
 
   // --- attention.h ---------------------------------------------------------------------------------
   void (*write_kv)(const KvLayer& kv, int32_t slot, const float* k, const float* v);
-  // Partial softmax of chunks [first, last) for every row of the tile: `out` is [row]{partial}, chunk by chunk
-  // `chunk_stride` floats apart; with chunk_stride 0 the chunks are folded in order into [row]{state} instead.
-  void (*attend_chunks)(const AttentionTile& tile, int first, int last, float* out, ptrdiff_t chunk_stride,
-                        float* scratch);
-  // A state begins as a sum of 0; chunks are folded in order, then its output is taken.
+  // Chunks [first, last) for every row of the tile: their partial softmax to `partials`, [chunk][row]{partial}, or,
+  // where that is nullptr and they are all there are, folded in order and the outputs to tile.out.
+  void (*attend_chunks)(const AttentionTile& tile, int first, int last, float* partials, float* scratch);
+  // A row's first chunk is its state; the others are folded into it in order, then its output is taken.
   void (*fold_chunk)(float* state, const float* partial, int head_dim);
   void (*take_output)(const float* state, int head_dim, float* out);
 

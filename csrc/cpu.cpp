@@ -89,6 +89,7 @@ KernelTable completed(const KernelTable& products, const KernelTable& base) {
   table.quantize_row = products.quantize_row;
   table.quantize_column = products.quantize_column;
   table.matmul_block = products.matmul_block;
+  table.end_matmul = products.end_matmul;
   table.embed_row = products.embed_row;
   return table;
 }

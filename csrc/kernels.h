@@ -146,6 +146,7 @@ struct KernelTable {
   // y[m, n_block * 32 + j] for all rows m, j in [0, 32) and < n. `out` is the segment's column 0, row 0.
   void (*matmul_block)(const PackedSegment& w, int n_block, const Activations& x, const Epilogue& e, float* out,
                        ptrdiff_t out_stride);
+  void (*end_matmul)();  // by a thread, after the last of some blocks: gives back what it holds of the processor
   // Dequantise row `row` of a packed segment into k floats (embedding lookup).
   void (*embed_row)(const PackedSegment& w, int row, float* out);
 

@@ -39,7 +39,8 @@ struct Executor::Part {
   float* out;
 };
 
-ThreadOptions Executor::with_prefetch(ThreadOptions threads) {
+ThreadOptions Executor::with_hooks(ThreadOptions threads) {
+  threads.leave = table_.end_matmul;
   threads.idle = {[](void* self, int worker) { return static_cast<Executor*>(self)->prefetch(worker); }, this};
   return threads;
 }

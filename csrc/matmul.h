@@ -298,6 +298,7 @@ static INSITU_INLINE void finish(fvec sums, int lane, int row, const Output& y) 
 namespace insitu::INSITU_NS {
 #else
 static void multiply_wide(const PackedSegment&, const uint8_t*, const Activations&, const Output&) {}
+static void end_matmul() {}
 #endif
 
 // One n-block by R rows from `first_row`; `inputs` are the tile's quantised records or float rows.

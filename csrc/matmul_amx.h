@@ -1,6 +1,6 @@
 // y = W x for one n-block of a K type and many rows (is_wide) on AMX, and the choice among AMX's kernels.
 // Not here: types with 32 inputs a scale (matmul_tiles.h), few rows, float weights (matmul.h). Truth: matmul.h.
-// Always true: tiles are configured on entry and released on return; nothing is allocated but stack.
+// Always true: tiles stay configured until end_matmul; nothing is allocated but stack.
 //
 // Up to kPanelInputs inputs of the n-block are unpacked to bytes, once for up to kPanelTiles tiles of rows:
 //   low, high[256 inputs][half][64 lines]: (q - offset) * sub_scale = 256 high + low, low unsigned, high signed:
@@ -206,7 +206,6 @@ __attribute__((noinline)) static void multiply_wide_256(const PackedSegment& w, 
       [&](int rows, int groups, const uint8_t* a, const auto& ahead, float(*sums)[kBlockOutputs]) {
         with_rows(rows, [&](auto r) { add_groups<r>(w.type, panel, groups, a, ahead(groups), sums); });
       });
-  _tile_release();
 }
 
 static void multiply_wide(const PackedSegment& w, const uint8_t* block, const Activations& x, const Output& y) {

@@ -35,6 +35,23 @@ struct alignas(64) TileConfig {
   }
 };
 
+// What this thread's tiles are configured for. Loading a configuration takes as long as six products, so it stays
+// from block to block; what else a step does is up to a tenth slower while it does, so end_matmul gives it back.
+static thread_local int configured_tiles = 0;
+
+static void configure_tiles(int num_rows, int num_inputs) {
+  const int wanted = num_rows << 8 | num_inputs;
+  if (configured_tiles == wanted) return;
+  configured_tiles = wanted;
+  TileConfig(num_rows, num_inputs).load();
+}
+
+static void end_matmul() {
+  if (configured_tiles == 0) return;
+  configured_tiles = 0;
+  _tile_release();
+}
+
 static INSITU_INLINE void store_line(uint8_t* at, ivec x) { _mm512_store_si512(at, x); }
 static INSITU_INLINE ivec bytes_of(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 
@@ -324,7 +341,7 @@ static INSITU_INLINE void multiply_panels(const PackedSegment& w, const uint8_t*
       const int lines = static_cast<int>(groups * group_bytes / 64);
       for (int t = t0, configured = 0; t < t1; t++) {
         const RowTile tile = near_equal(x.num_rows, tiles, t);
-        if (tile.rows != configured) TileConfig(configured = tile.rows, kTileInputs).load();
+        if (tile.rows != configured) configure_tiles(configured = tile.rows, kTileInputs);
         const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, Group) +
                            static_cast<size_t>(first) * tile.rows * record;
         float(*of_tile)[kBlockOutputs] = sums[panels == 1 ? 0 : t - t0];
@@ -356,7 +373,7 @@ static void multiply_wide_32(const PackedSegment& w, const uint8_t* block, const
   if (tiles > kStreamTiles) return multiply_panels_32<Lines>(w, block, x, y);
   for (int t = 0, configured = 0; t < tiles; t++) {
     const RowTile tile = row_tile(x.num_rows, 32, t);
-    if (tile.rows != configured) TileConfig(configured = tile.rows, 32).load();
+    if (tile.rows != configured) configure_tiles(configured = tile.rows, 32);
     const Ahead ahead = Ahead::share(block + w.block_bytes, lines, t, tiles, w.k / 32);
     const uint8_t* a = x.quantized + tile.first * quantized_row_bytes(x.k, 32);
     with_rows(tile.rows, [&](auto r) { multiply_tile_32<Lines, r>(block, w.k, a, tile.first, ahead, y); });
@@ -373,7 +390,6 @@ __attribute__((noinline)) static void multiply_wide_32(const PackedSegment& w, c
     case BlockType::Q8_0: multiply_wide_32<ByteLines>(w, block, x, y); break;
     default: break;
   }
-  _tile_release();
 }
 
 }  // namespace insitu::INSITU_NS

@@ -172,7 +172,7 @@ Executor::Executor(const ProgramSpec& spec, const KvSpec& kv, const Limits& limi
       arena_(sizes_.arena),
       scratch_(sizes_.scratch),
       block_bytes_(Attention::kv_block_bytes(kv)),
-      pool_(with_prefetch(threads)) {
+      pool_(with_hooks(threads)) {
   const FloatControl control;
   const int num_threads = threads.num_threads;
   pack(spec);

@@ -154,7 +154,7 @@ class Executor {
   const std::vector<int32_t>& take_chosen();
   void run(const Batch& batch);
   void copy_rows(const TensorRef& t, int num_rows, float* out) const;
-  ThreadOptions with_prefetch(ThreadOptions threads);
+  ThreadOptions with_hooks(ThreadOptions threads);
   template <typename Body>
   void timed(size_t index, Body&& body);
   bool prefetch(int worker);

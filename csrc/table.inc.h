@@ -24,6 +24,7 @@ const KernelTable table = {
     .quantize_row = quantize_row,
     .quantize_column = quantize_column,
     .matmul_block = matmul_block,
+    .end_matmul = end_matmul,
     .embed_row = embed_row,
     INSITU_EXECUTOR_ENTRIES};
 

@@ -83,6 +83,7 @@ ThreadPool::ThreadPool(const ThreadOptions& options)
     : num_threads_(options.num_threads),
       spins_(options.spins),
       idle_(options.idle),
+      leave_(options.leave),
       slots_(std::make_unique<Slot[]>(num_threads_)) {
   threads_.reserve(static_cast<size_t>(num_threads_ - 1));
   try {
@@ -163,9 +164,11 @@ int ThreadPool::run_claimed(int worker) {
       num_run++;
       word = slot.word.load(std::memory_order_acquire);
     }
-    if (!steal(worker, word)) return num_run;
+    if (!steal(worker, word)) break;
     word = slot.word.load(std::memory_order_acquire);
   }
+  if (num_run > 0 && leave_) leave_();
+  return num_run;
 }
 
 // Moves the last quarter of another worker's items into this worker's empty slot. Both slots must be of

@@ -37,6 +37,7 @@ struct ThreadOptions {
   bool spins = true;       // wait busily for some microseconds before parking; wrong under a CPU quota
   bool is_pinned = false;  // every started thread to one core of the process's affinity
   Idle idle = {};
+  void (*leave)() = nullptr;  // called by a worker when it has run items of a phase and finds no more
 };
 
 class ThreadPool {
@@ -54,6 +55,7 @@ class ThreadPool {
   void run(int num_items, Body&& body) {
     if (num_items <= 1 || num_threads_ == 1) {
       for (int item = 0; item < num_items; item++) body(item, 0);
+      if (leave_) leave_();
       return;
     }
     const Chunks<std::remove_reference_t<Body>> chunks{body, num_items, std::min(num_items, kMaxItems)};
@@ -99,6 +101,7 @@ class ThreadPool {
   const int num_threads_;
   const bool spins_;
   const Idle idle_;
+  void (*const leave_)();
   uint32_t generation_ = 0;
   std::unique_ptr<Slot[]> slots_;  // one a worker
   alignas(64) std::atomic<uint32_t> num_done_{0};  // items of this phase that other threads finished

@@ -61,6 +61,7 @@ void measure(const Options& o, const KernelTable& table, ThreadPool& pool, const
       for (size_t b = w.num_blocks * part / parts; b < w.num_blocks * (part + 1) / parts; b++)
         table.matmul_block(s, int(b), a, Epilogue{}, y.floats(), w.n);
     }
+    table.end_matmul();
   };
   const Clock clock(pool.num_threads());
   std::vector<double> gbps, gops, of_read, of_peak, peaks, reads;

@@ -148,6 +148,7 @@ std::vector<float> multiply(const KernelTable& t, const PackedSegment& w, const 
   const Activations a{m, w.k, group, group ? nullptr : x, w.k, group ? q.p : nullptr};
   std::vector<float> out(size_t(m) * w.n, -1.0f);
   for (int b = 0; b < (w.n + 31) / 32; b++) t.matmul_block(w, b, a, e, out.data(), w.n);
+  t.end_matmul();
   return out;
 }
 
@@ -246,7 +247,7 @@ void bench(const Named& type, const char* isa, int n, int k) {
     Aligned q(t->quantized_bytes(m, k, type.group ? type.group : 32));
     if (type.group) for (int i = 0; i < m; i++) t->quantize_row(x.data() + size_t(i) * k, m, k, type.group, i, q.p);
     const Activations a{m, k, type.group, x.data(), k, q.p};
-    const auto half_of = [&](int part) { for (int b = blocks * part / 2; b < blocks * (part + 1) / 2; b++) t->matmul_block(w, b, a, {}, y.data(), n); };
+    const auto half_of = [&](int part) { for (int b = blocks * part / 2; b < blocks * (part + 1) / 2; b++) t->matmul_block(w, b, a, {}, y.data(), n); t->end_matmul(); };
     const double s = seconds([&] { std::thread other(half_of, 1); half_of(0); other.join(); });
     std::printf("  M=%d %.0f GOPS %.1f GB/s", m, 2e-9 * m * n * k / s, 1e-9 * bytes * blocks / s);
   }

@@ -84,6 +84,30 @@ void phases(const ThreadOptions& options) {
   }
 }
 
+// Whoever took something while it ran items has given it back when the phase is over.
+std::atomic<int> num_holding{0};
+thread_local bool holds = false;
+
+void give_back() {
+  if (holds) num_holding--;
+  holds = false;
+}
+
+void everybody_leaves(ThreadOptions options) {
+  options.leave = give_back;
+  ThreadPool pool(options);
+  for (int round = 0; round < 2000; round++) {
+    std::atomic<int> most{0};
+    pool.run(round % 37, [&](int, int) {
+      if (!holds) num_holding++;
+      holds = true;
+      most = std::max(most.load(), num_holding.load());
+    });
+    check(round % 37 == 0 || most > 0, "nobody took anything", pool.num_threads(), round);
+    check(num_holding == 0, "a worker holds on to something after its phase", pool.num_threads(), round);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -92,8 +116,11 @@ int main() {
     phases(options);
     options.spins = false;
     phases(options);
+    everybody_leaves(options);
     options.is_pinned = true;
+    options.spins = true;
     phases(options);
+    everybody_leaves(options);
   }
   std::atomic<int> num_idle{0};
   ThreadOptions options(2);

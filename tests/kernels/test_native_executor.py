@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -367,10 +366,10 @@ def test_a_profile_accounts_for_every_operator_and_sampling(shape: Shape) -> Non
     engine.close()
 
 
-def _cpu_seconds_of_threads() -> float:
-    """User and system time of this process, as /proc counts it."""
+def _ticks_of_threads() -> int:
+    """Processor time of this process, all threads, in the kernel's ticks."""
     fields = Path("/proc/self/stat").read_text("ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) + int(fields[12])
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -379,9 +378,9 @@ def test_an_idle_pool_uses_no_time(shape: Shape) -> None:
     tokens, blocks = _tokens(shape), _blocks(shape, 5, 0)
     engine.forward(batch_of([Work(tokens, 0, 40, blocks)], shape.block_size))
     time.sleep(0.05)  # what spins parks
-    before = _cpu_seconds_of_threads()
+    before = _ticks_of_threads()
     time.sleep(1.0)
-    assert _cpu_seconds_of_threads() - before <= 0.01
+    assert _ticks_of_threads() - before <= 2  # one that spins makes a hundred a worker
     engine.close()
 
 

@@ -118,8 +118,8 @@ int main() {
     phases(options);
     everybody_leaves(options);
     options.is_pinned = true;
-    options.spins = true;
     phases(options);
+    options.spins = true;
     everybody_leaves(options);
   }
   std::atomic<int> num_idle{0};
